@@ -1,0 +1,49 @@
+"""Noisecast: differentially private training that says beforehand what the privacy noise will do.
+
+Names are imported when first used, so that accounting and theory never wait for JAX.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Public name: the module it lives in.
+_HOMES = {
+    "Adjacency": "noisecast.privacy",
+    "FixedSize": "noisecast.privacy",
+    "Poisson": "noisecast.privacy",
+    "SampledGaussian": "noisecast.privacy",
+    "Shuffled": "noisecast.privacy",
+    "Stream": "noisecast.privacy",
+    "calibrate_noise_multiplier": "noisecast.privacy",
+    "epsilon_spent": "noisecast.privacy",
+    "nominal_epsilon": "noisecast.privacy",
+    "bundled": "noisecast.problems.datasets",
+    "jax_model": "noisecast.problems.jax_model",
+    "linear_model": "noisecast.problems.linear",
+    "load_file": "noisecast.problems.datasets",
+    "quadratic": "noisecast.problems.quadratic",
+    "quartic": "noisecast.problems.quartic",
+    "DPSGD": "noisecast.optimizers",
+    "DPAdam": "noisecast.optimizers",
+    "DPSignSGD": "noisecast.optimizers",
+    "Scenario": "noisecast.scenario",
+    "ClosedForm": "noisecast.runners",
+    "Sde": "noisecast.runners",
+    "Training": "noisecast.runners",
+    "answer": "noisecast.runners",
+    "train": "noisecast.train",
+}
+
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'noisecast' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,73 @@
+"""A checkpoint: an interrupted training run, from which it continues bit for bit.
+
+It holds the secret that the noise is made of: whoever reads it can take the noise away. So it is readable by its owner
+alone, never part of a model directory, and deleted when the run is done.
+"""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from noisecast.files import written_whole
+from noisecast.privacy.noise import RandomRoot
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Whose run it is, where its randomness comes from, and its state after `step` steps."""
+
+    scenario: str
+    root: RandomRoot
+    state: dict[str, np.ndarray]
+
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
+
+def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
+    """Write `checkpoint`, whole or not at all."""
+    root = checkpoint.root
+    with written_whole(path) as temporary, open(temporary, "wb") as file:
+        np.savez(
+            file,
+            format=np.int64(FORMAT),
+            scenario=np.frombuffer(checkpoint.scenario.encode(), np.uint8),
+            secret=np.frombuffer(root.secret, np.uint8),
+            insecure_seed=np.array([] if root.insecure_seed is None else [root.insecure_seed], np.int64),
+            **{f"state_{name}": array for name, array in checkpoint.state.items()},
+        )
+
+
+def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:
+    """Read a checkpoint of the scenario with this id.
+
+    Raises:
+      ValueError: one sentence: it is missing, unreadable, or of another scenario.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(f"Expected a checkpoint at {path}, found none; leave out --resume to start from the beginning.")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            stored = {name: arrays[name] for name in arrays.files}
+        owner = stored["scenario"].tobytes().decode()
+        seed = stored["insecure_seed"].tolist()
+        root = RandomRoot(stored["secret"].tobytes(), seed[0] if seed else None)
+        state = {name.removeprefix("state_"): stored[name] for name in stored if name.startswith("state_")}
+        checkpoint = Checkpoint(owner, root, state)
+        readable = int(stored["format"]) == FORMAT and checkpoint.step >= 0
+    except (OSError, ValueError, KeyError, EOFError, UnicodeDecodeError, zipfile.BadZipFile):
+        readable = False
+    if not readable:
+        raise ValueError(f"{path} is not a readable checkpoint; delete it to start from the beginning.")
+    if checkpoint.scenario != scenario:
+        raise ValueError(
+            f"{path} is a checkpoint of another scenario ({checkpoint.scenario}, asked for {scenario}): data or settings "
+            "have changed; repeat the command it came from, or delete it to start from the beginning."
+        )
+    return checkpoint

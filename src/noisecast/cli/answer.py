@@ -1,0 +1,155 @@
+"""`noisecast answer`: what the runners say to a scenario file."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+from cyclopts import Parameter
+from rich.table import Table
+
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn
+from noisecast.cli.progress import share_progress
+from noisecast.figures import scenario_picture
+from noisecast.files import why_unwritable, written_whole
+from noisecast.privacy.accounting import warnings_for
+from noisecast.runners import answer as ask
+from noisecast.runners import refusals
+from noisecast.scenario_file import Question, read_scenario_file
+from noisecast.table import write_table
+
+SETTINGS = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "nominal_epsilon")
+
+HEADERS = {
+    "learning_rate": "rate",
+    "l2_clip_norm": "clip",
+    "noise_multiplier": "noise",
+    "epsilon": "ε",
+    "nominal_epsilon": "nominal ε",
+    "closed_form": "closed form",
+}
+
+
+def answer(
+    scenario: Annotated[Path, Parameter(help="Scenario file (TOML); see examples/ in the repository.")],
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(help="Parquet file for all rows.")] = None,
+    figure: Annotated[Path | None, Parameter(help="Picture of loss against steps (.png, .pdf or .svg).")] = None,
+    json: Json = False,
+) -> None:
+    """Ask the runners (training, SDE, closed form) what a scenario file asks."""
+    check_places(output, figure)
+    question = read_scenario_file(scenario)
+    warn(_warnings(question))
+    with share_progress("Asking " + ", ".join(runner.name for runner in question.runners)) as progress:
+        table = ask(
+            question.scenarios,
+            runners=question.runners,
+            num_seeds=question.num_seeds,
+            insecure_seeds=question.insecure_seeds,
+            record_at=question.record_at,
+            progress=progress,
+        )
+    refused = refusals(question.scenarios, question.runners)
+    write(table, output, figure)
+    losses = final_losses(table)
+    if json:
+        print_json({"loss": losses, "refusals": refused, "output": output and str(output)})
+        return
+    console = to_reader()
+    console.print(_table(losses, question))
+    for sentence in refused:
+        console.print(f"Left out: {sentence}")
+    for path in (output, figure):
+        if path is not None:
+            console.print(f"Written: {path}", soft_wrap=True)
+
+
+def check_places(*paths: Path | None) -> None:
+    """Whether results can be written, before they are computed."""
+    for path in paths:
+        if path is not None and path.is_dir():
+            raise ValueError(f"Expected a file to write to, got the directory {path}.")
+        if path is not None and (reason := why_unwritable(path.absolute())) is not None:
+            raise ValueError(reason)
+        if path is not None and path.suffix not in (".parquet", ".png", ".pdf", ".svg"):
+            raise ValueError(f"Expected a file that ends in .parquet (table) or .png, .pdf, .svg (figure), got {path}.")
+
+
+def write(table: pd.DataFrame, output: Path | None, figure: Path | None) -> None:
+    if output is not None:
+        write_table(table, output)
+    if figure is not None:
+        drawn = scenario_picture.draw(scenario_picture.data(table))
+        with written_whole(figure) as temporary:
+            scenario_picture.save(drawn, temporary)
+
+
+def final_losses(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Every scenario's loss after its last step by every runner: mean, 95 % half-width, seeds; NaN as None."""
+    summary = scenario_picture.data(table.loc[table["step"] == table["num_steps"]], "loss")
+    settings = {row["scenario"]: row for row in table.drop_duplicates("scenario").to_dict("records")}
+    losses = []
+    for row in summary.to_dict("records"):
+        row["half_width"] = row["high"] - row["mean"]
+        kept = {name: row[name] for name in ("scenario", "runner", "mean", "half_width", "num_seeds", "num_diverged")}
+        kept |= {name: settings[row["scenario"]][name] for name in SETTINGS}
+        losses.append({name: _plain(value) for name, value in kept.items()})
+    return losses
+
+
+def _table(losses: list[dict[str, Any]], question: Question) -> Table:
+    first = question.scenarios[0]
+    seeds = max(int(loss["num_seeds"]) for loss in losses)
+    caption = f"± is the 95 % interval of the mean over {seeds} seeds. " if seeds > 1 else "One seed: no interval. "
+    caption += f"ε at delta {first.target_delta:g}. Nominal ε is the paper's formula, not a guarantee."
+    table = Table(
+        title=f"Loss after {first.num_steps:,} steps, {first.problem.name} (non_private)",
+        caption=caption,
+        **TABLE_STYLE,
+    )
+    runners = list(dict.fromkeys(loss["runner"] for loss in losses))
+    settings = [
+        *(name for name in ("learning_rate", "l2_clip_norm") if _varies_within_an_optimizer(losses, name)),
+        "noise_multiplier",
+        "epsilon",
+        *(name for name in ("nominal_epsilon",) if any(loss[name] is not None for loss in losses)),
+    ]
+    for name in ("optimizer", *settings, *runners):
+        table.add_column(HEADERS.get(name, name), justify="left" if name == "optimizer" else "right", no_wrap=True)
+    for scenario in question.scenarios:
+        by_runner = {loss["runner"]: loss for loss in losses if loss["scenario"] == scenario.id}
+        if by_runner:
+            row = next(iter(by_runner.values()))
+            cells = [number(row[name], 3) for name in settings]
+            table.add_row(row["optimizer"], *cells, *(_loss(by_runner.get(name)) for name in runners))
+    return table
+
+
+def _varies_within_an_optimizer(losses: list[dict[str, Any]], name: str) -> bool:
+    pairs = {(loss["optimizer"], loss[name]) for loss in losses}
+    return len(pairs) > len({optimizer for optimizer, _ in pairs})
+
+
+def _loss(loss: dict[str, Any] | None) -> str:
+    if loss is None:
+        return number(None)
+    text = number(loss["mean"], 3)
+    if loss["num_diverged"]:
+        return f"{loss['num_diverged']:.0f}/{loss['num_seeds'] + loss['num_diverged']:.0f} diverged, {text}"
+    if loss["half_width"] is None or not loss["mean"]:
+        return text
+    # In per cent of the mean: small losses have long numbers.
+    return f"{text} ±{100 * loss['half_width'] / abs(loss['mean']):.2g}%"
+
+
+def _warnings(question: Question) -> list[str]:
+    found = [s for each in question.scenarios for s in warnings_for(each.mechanism, target_delta=each.target_delta)]
+    return list(dict.fromkeys(found))
+
+
+def _plain(value: Any) -> Any:
+    """A cell as JSON has it."""
+    if isinstance(value, str):
+        return value
+    return None if pd.isna(value) else float(value)

@@ -1,0 +1,78 @@
+"""What commands print with: tables and sentences to people, strict JSON to programs, progress to neither's file."""
+
+import json
+import math
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeAlias
+
+from cyclopts import Parameter
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+Json: TypeAlias = Annotated[
+    bool, Parameter(negative=(), show_default=False, help='Print JSON; an infinite number is the string "inf".')
+]
+
+
+TABLE_STYLE: dict[str, Any] = {
+    "box": box.SIMPLE_HEAD,
+    "title_justify": "left",
+    "title_style": "bold",
+    "caption_justify": "left",
+    "pad_edge": False,
+}
+
+
+def to_reader() -> Console:
+    """Results: standard output."""
+    return Console(highlight=False, soft_wrap=False)
+
+
+def to_watcher() -> Console:
+    """Progress and warnings: standard error, so that results can be redirected."""
+    return Console(stderr=True, highlight=False)
+
+
+def warn(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        print(f"Warning: {sentence}", file=sys.stderr)
+
+
+def print_json(content: Any) -> None:
+    """Strict JSON to standard output: infinity as the string "inf" (which `float` reads), NaN as null."""
+    print(json.dumps(_strict(content), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _strict(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {str(key): _strict(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_strict(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None if math.isnan(content) else "inf" if content > 0 else "-inf"
+    return content
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for a table; a dash for none.
+
+    >>> number(0.123456), number(25000), number(math.inf), number(None)
+    ('0.1235', '25,000', 'inf', '–')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e12:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.{digits}g}"
+
+
+def facts(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:
+    """Names and values, one a line."""
+    table = Table(title=title, **TABLE_STYLE | {"box": box.SIMPLE, "show_header": False})
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, value)
+    return table

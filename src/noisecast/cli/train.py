@@ -1,0 +1,277 @@
+"""`noisecast train`: a model, trained privately on a file of the user's own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from noisecast.cli.learning_rate import PublicScale, starting_learning_rate
+from noisecast.cli.mechanism_options import MechanismOptions
+from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn
+from noisecast.cli.progress import training_progress
+from noisecast.files import why_unwritable
+from noisecast.model_dir import save_model
+from noisecast.privacy.accounting import warnings_for
+from noisecast.problems.datasets import (
+    Dataset,
+    Encoder,
+    ReadOptions,
+    TabularEncoder,
+    TextEncoder,
+    load_file,
+    load_test_file,
+    public_split,
+)
+from noisecast.problems.datasets.encoders import TextKind
+from noisecast.problems.linear import linear_model
+from noisecast.scenario import Scenario
+from noisecast.scenario_file import OPTIMIZER_NAMES
+from noisecast.table import METRICS
+from noisecast.train import Interrupted, TrainedModel
+from noisecast.train import train as run
+
+OptimizerName = Literal["dp-sgd", "dp-sign-sgd", "dp-adam"]
+GUESSED_TOKENS = 100  # of a text whose length is not bounded; only the default learning rate looks at it
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """How the training file is read."""
+
+    label: Annotated[str, Parameter(help="Column with the label.")] = "label"
+    text: Annotated[str | None, Parameter(help="Column with texts; the other columns are then ignored.")] = None
+    features: Annotated[TextKind, Parameter(help="How a text becomes numbers.")] = "term-frequency"
+    vocabulary: Annotated[
+        Path | None,
+        Parameter(help="Public vocabulary, one word a line. Without it the training texts' own words: those leak."),
+    ] = None
+    vocabulary_size: Annotated[int, Parameter(help="Columns at most, without --vocabulary.")] = 10_000
+    max_tokens: Annotated[int | None, Parameter(help="Tokens used of each text.")] = None
+    columns: Annotated[str | None, Parameter(help="Numeric columns to use, as a,b,c. Default: all.")] = None
+    bounds: Annotated[
+        Path | None, Parameter(help="Public bounds of the columns (TOML: age = [0, 120]); scales them to [-1, 1].")
+    ] = None
+    unit_rows: Annotated[bool, Parameter(negative=(), show_default=False, help="Divide each row by its norm.")] = False
+    test: Annotated[Path | None, Parameter(help="Labelled file to evaluate on.")] = None
+    test_fraction: Annotated[float | None, Parameter(help="Share of the rows to hold out instead of --test.")] = None
+
+    def load(self, path: Path) -> tuple[Dataset, Dataset | None, Encoder]:
+        """(training rows, test rows or None, the encoder of both)."""
+        if self.test is not None and self.test_fraction is not None:
+            raise ValueError("Expected --test or --test-fraction, got both; leave one out.")
+        columns = None if self.columns is None else tuple(name.strip() for name in self.columns.split(","))
+        options = ReadOptions(
+            label=self.label,
+            text=self.text,
+            columns=columns,
+            text_kind=self.features,
+            vocabulary=self.vocabulary,
+            vocabulary_size=self.vocabulary_size,
+            max_tokens=self.max_tokens,
+            bounds=self.bounds,
+            unit_rows=self.unit_rows,
+        )
+        data, encoder = load_file(path, options)
+        if self.test_fraction is not None:
+            train, test = public_split(data.num_examples, self.test_fraction)
+            return data.rows(train), data.rows(test), encoder
+        test = None if self.test is None else load_test_file(self.test, encoder, data.label_names, label=self.label)
+        return data, test, encoder
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be trained, and what must be said about it."""
+
+    scenario: Scenario
+    train: Dataset
+    test: Dataset | None
+    encoder: Encoder
+    learning_rate_origin: str
+    not_covered: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def train(
+    file: Annotated[Path, Parameter(help="CSV, TSV, Parquet, svmlight or npz, perhaps with .gz.")],
+    /,
+    *,
+    batch_size: Annotated[float, Parameter(help="Expected batch size.")],
+    output: Annotated[Path, Parameter(help="Model directory to write; must not exist.")],
+    optimizer: Annotated[OptimizerName, Parameter(help="What is made of the private gradients.")] = "dp-sgd",
+    learning_rate: Annotated[
+        float | None, Parameter(help="Default: a starting value from public numbers, not tuned.")
+    ] = None,
+    l2_clip_norm: Annotated[float, Parameter(help="Each example's gradient is clipped to this norm.")] = 1.0,
+    options: MechanismOptions = MechanismOptions(),  # noqa: B008 (frozen)
+    target_delta: Annotated[
+        float | None, Parameter(help="Default: the largest power of ten below 1 / number of examples.")
+    ] = None,
+    num_examples: Annotated[
+        int | None,
+        Parameter(help="Declared, public number of examples. Default: the file's own, then taken as public."),
+    ] = None,
+    files: FileOptions = FileOptions(),
+    resume: Annotated[bool, Parameter(negative=(), show_default=False, help="Go on after an interruption.")] = False,
+    insecure_seed: Annotated[
+        int | None, Parameter(help="Reproducible noise, therefore NO privacy: for experiments on public data.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train a model privately on a file of your own.
+
+    A linear model: logistic regression for two classes, softmax regression for more.
+    """
+    options.check()
+    checkpoint = output.with_name(f"{output.name}.checkpoint")
+    _check_places(output, checkpoint, resume)
+    plan = _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_norm, target_delta, num_examples)
+    warn(plan.warnings)
+    if not json:
+        to_reader().print(_what_will_run(plan))
+    try:
+        with training_progress(plan.scenario) as watch:
+            model = run(
+                plan.scenario,
+                insecure_seed=insecure_seed,
+                checkpoint=checkpoint,
+                resume=resume,
+                watch=watch,
+                unit="one example (a row of the training file)",
+                also_not_covered=plan.not_covered,
+            )
+    except Interrupted as interruption:
+        raise KeyboardInterrupt(str(interruption)) from None
+    save_model(output, model, encoder=plan.encoder, label_names=plan.train.label_names)
+    if json:
+        print_json(_as_json(plan, model, output))
+    else:
+        _print_result(model, output)
+
+
+def _check_places(output: Path, checkpoint: Path, resume: bool) -> None:
+    """Before anything is read: hours of training must not end in a place that cannot be written."""
+    if output.exists():
+        raise ValueError(f"Expected --output to be a new directory, {output} exists; choose another name or remove it.")
+    reason = why_unwritable(output.absolute())
+    if reason is not None:
+        raise ValueError(reason)
+    if checkpoint.exists() and not resume:
+        raise ValueError(
+            f"{checkpoint} is the checkpoint of an interrupted run; give --resume to go on with it, or delete it."
+        )
+    if resume and not checkpoint.exists():
+        raise ValueError(f"Expected a checkpoint at {checkpoint}, found none; leave out --resume to start anew.")
+
+
+def _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_norm, target_delta, num_examples) -> Plan:
+    train, test, encoder = files.load(file)
+    declared = num_examples if num_examples is not None else train.num_examples
+    if declared < 1:
+        raise ValueError(f"Expected --num-examples >= 1, got {declared}.")
+    delta = target_delta if target_delta is not None else _delta_below_one_over(declared)
+    sampler = options.sampler_for(batch_size, declared)
+    num_steps = options.steps(sampler)
+    mechanism = options.mechanism(sampler, num_steps=num_steps, target_delta=delta, l2_clip_norm=l2_clip_norm)
+    problem = linear_model(train, test)
+    kind = OPTIMIZER_NAMES[optimizer]
+    origin, warnings = "as given", warnings_for(mechanism, target_delta=delta)
+    if learning_rate is None:
+        squared_norm, guess = _squared_feature_norm(encoder)
+        scale = PublicScale(train.num_classes, problem.num_params, squared_norm)
+        learning_rate = starting_learning_rate(kind(learning_rate=1.0).theory, scale, mechanism, num_steps)
+        origin = "a starting value from public numbers, not tuned"
+        warnings += [guess] if guess else []
+    scenario = Scenario(
+        problem=problem,
+        mechanism=mechanism,
+        optimizer=kind(learning_rate=learning_rate),
+        num_steps=num_steps,
+        target_delta=delta,
+    )
+    not_covered = _not_covered(train, encoder, declared_by_user=num_examples is not None)
+    return Plan(scenario, train, test, encoder, origin, not_covered, tuple(warnings))
+
+
+def _delta_below_one_over(num_examples: int) -> float:
+    """The largest power of ten below 1 / n.
+
+    >>> _delta_below_one_over(25_000), _delta_below_one_over(1000), _delta_below_one_over(1)
+    (1e-05, 0.0001, 0.1)
+    """
+    # By the digits of n: log10(1000) need not be the integer 3.
+    return float(f"1e-{len(str(num_examples))}")
+
+
+def _squared_feature_norm(encoder: Encoder) -> tuple[float, str | None]:
+    """R^2, a public bound on |x|^2; where there is none a guess, and the sentence that owns up to it."""
+    if encoder.unit_rows:
+        return 1.0, None
+    if isinstance(encoder, TextEncoder):
+        if encoder.kind in ("term-frequency", "padded-term-frequency"):
+            return 1.0, None
+        words = min(encoder.max_tokens or GUESSED_TOKENS, encoder.num_features)
+        return words, f"The default learning rate assumes about {words} different words a text; see --learning-rate."
+    if isinstance(encoder, TabularEncoder) and encoder.lower is not None:
+        return encoder.num_features, None
+    return encoder.num_features, (
+        "The features have no public bounds: the default learning rate assumes values from -1 to 1; see --bounds, "
+        "--unit-rows and --learning-rate."
+    )
+
+
+def _not_covered(train: Dataset, encoder: Encoder, *, declared_by_user: bool) -> tuple[str, ...]:
+    sentences = [f"The names of the {train.num_classes} labels, which were read from the training file."]
+    if not declared_by_user:
+        sentences.insert(0, f"The number of rows, {train.num_examples:,}, which was treated as public.")
+    if isinstance(encoder, TextEncoder) and encoder.vocabulary_is_private:
+        words = len(encoder.vocabulary)
+        sentences.insert(0, f"The vocabulary of {words:,} words was taken from the training text without noise.")
+    return tuple(sentences)
+
+
+def _what_will_run(plan: Plan):
+    scenario, train = plan.scenario, plan.train
+    mechanism, spent = scenario.mechanism, scenario.privacy_spent
+    examples = f"{train.num_examples:,} for training"
+    if plan.test is not None:
+        examples += f", {plan.test.num_examples:,} for testing"
+    rows = [
+        ("examples", examples),
+        (
+            "features, classes",
+            f"{train.num_features:,}, {train.num_classes}  ({scenario.problem.num_params:,} parameters)",
+        ),
+        ("optimizer", scenario.optimizer.name),
+        ("learning rate", f"{number(scenario.optimizer.learning_rate)}  ({plan.learning_rate_origin})"),
+        ("steps", f"{scenario.num_steps:,} of {number(mechanism.expected_batch_size)} examples on average"),
+        (
+            "noise",
+            f"noise multiplier {number(mechanism.noise_multiplier)}, clip norm {number(mechanism.l2_clip_norm)}: "
+            f"std {number(mechanism.mean_noise_std, 3)} a coordinate of the mean gradient",
+        ),
+        ("epsilon", f"{number(spent.epsilon)} at delta {scenario.target_delta:g}, by {spent.accountant}"),
+    ]
+    return facts(rows, title="What will run")
+
+
+def _print_result(model: TrainedModel, output: Path) -> None:
+    rows = [(METRICS[name].label, number(value)) for name, value in model.non_private_metrics.items()]
+    console = to_reader()
+    console.print(facts(rows, title="Result (non_private: computed without noise, not for release)"))
+    console.print(model.statement.sentence())
+    console.print(f"\nModel: {output}  ({model.seconds:.1f} s)", soft_wrap=True)
+
+
+def _as_json(plan: Plan, model: TrainedModel, output: Path) -> dict:
+    return {
+        "model": str(output),
+        "seconds": round(model.seconds, 3),
+        "learning_rate": plan.scenario.optimizer.learning_rate,
+        "learning_rate_origin": plan.learning_rate_origin,
+        "non_private_metrics": model.non_private_metrics,
+        "privacy": model.statement.to_json(),
+        "warnings": list(plan.warnings),
+    }

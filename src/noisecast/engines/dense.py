@@ -1,0 +1,207 @@
+"""The dense engine: any problem, in JAX. One compiled loop over steps, mapped over scenarios and repeats."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from noisecast.optimizers import Optimizer
+from noisecast.privacy.noise import Purpose, RandomRoot, jax_key, key_for, private_mean
+from noisecast.problems.problem import Problem
+from noisecast.scenario import Scenario
+
+Array = jax.Array
+
+DRAWS_PER_CHUNK = 2**22  # row numbers held at once: 16 MiB
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["learning_rate", "l2_clip_norm", "noise_std"],
+    meta_fields=["optimizer", "expected_batch_size"],
+)
+@dataclass(frozen=True)
+class Group:
+    """Scenarios that share one compiled step: one problem, sampler and kind of optimizer; these numbers differ, (R,).
+
+    All of them are read off the scenarios' own frozen mechanisms, the objects that accounting sees.
+    """
+
+    learning_rate: Array
+    l2_clip_norm: Array
+    noise_std: Array
+    optimizer: Optimizer
+    expected_batch_size: float
+
+
+def group_key(scenario: Scenario) -> tuple:
+    """Scenarios with equal keys may be run in one group."""
+    optimizer = scenario.optimizer
+    settings = tuple((k, v) for k, v in vars(optimizer).items() if k != "learning_rate")
+    mechanism = scenario.mechanism
+    return (scenario.problem.fingerprint, type(optimizer), settings, mechanism.sampler, scenario.num_steps)
+
+
+def why_unsupported(scenario: Scenario) -> str | None:
+    """None, or the sentence that says why this scenario cannot be trained."""
+    population = scenario.problem.num_examples is None
+    stream = scenario.mechanism.sampling_probability is None
+    if population and not stream:
+        return (
+            f"{scenario.problem.name} draws fresh examples at every step and has no rows to sample from; "
+            f"use the sampler Stream(batch_size), got {scenario.mechanism.sampler}."
+        )
+    if stream and not population:
+        return f"{scenario.problem.name} is a data set, not a stream; use the sampler Poisson, FixedSize or Shuffled."
+    return None
+
+
+def without_learning_rate(optimizer: Optimizer) -> Optimizer:
+    """Its settings alone: the learning rate differs within a group, and must not ask for a new compilation."""
+    return replace(optimizer, learning_rate=1.0)  # pyright: ignore[reportArgumentType]
+
+
+class DenseRun:
+    """A group of scenarios at several repeats, in training: `advance` it to a step, then look.
+
+    Runs lie as [repeat, scenario]. Repeats differ in everything random; scenarios at one repeat share their batches and
+    nothing else: each has a privacy-noise key of its own, made from its content hash, so a run's noise does not depend
+    on the group it is in. The state after step k is a function of the keys and k alone, so a restored run continues
+    bit for bit.
+    """
+
+    def __init__(self, scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot):
+        first = scenarios[0]
+        self.problem: Problem = first.problem
+        self.sampler = first.mechanism.sampler
+        self.step = 0
+        self._group = Group(
+            learning_rate=jnp.array([s.optimizer.learning_rate for s in scenarios], jnp.float32),
+            l2_clip_norm=jnp.array([s.mechanism.l2_clip_norm for s in scenarios], jnp.float32),
+            noise_std=jnp.array([s.mechanism.noise_std for s in scenarios], jnp.float32),
+            optimizer=without_learning_rate(first.optimizer),
+            expected_batch_size=first.mechanism.expected_batch_size,
+        )
+        batch_source = (self.problem.fingerprint, repr(self.sampler))
+        self._batch_keys = [key_for(Purpose.BATCHES, *batch_source, root=root, repeat=r) for r in repeats]
+        self._example_keys = jax_key(
+            [key_for(Purpose.EXAMPLE_NOISE, *batch_source, root=root, repeat=r) for r in repeats]
+        )
+        self._noise_keys = jax_key(
+            [key_for(Purpose.PRIVACY_NOISE, s.id, root=root, repeat=r) for r in repeats for s in scenarios]
+        ).reshape(len(repeats), len(scenarios))
+        start = jnp.asarray(self.problem.initial_params(), jnp.float32)
+        shape = (len(repeats), len(scenarios), self.problem.num_params)
+        self._params = jnp.broadcast_to(start, shape)
+        self._state = first.optimizer.init(self._params)
+        self._chunk: tuple[int, tuple[Array, Array]] | None = None
+
+    def advance(self, to_step: int) -> None:
+        """Take steps until `to_step` of them have been taken."""
+        while self.step < to_step:
+            first, stop, batches = self._batches(self.step, to_step)
+            self._params, self._state = _advance(
+                self.problem, self._group, self._params, self._state, self._noise_keys, self._example_keys,
+                batches, first, self.step, stop,
+            )  # fmt: skip
+            self.step = stop
+
+    def block_until_ready(self) -> None:
+        """Wait until the steps asked for are taken: JAX computes behind the caller's back."""
+        jax.block_until_ready(self._params)
+
+    def evaluate(self) -> dict[str, np.ndarray]:
+        """Every metric of the problem at the current parameters; (repeats, scenarios) each. Non-private."""
+        return evaluate(self.problem, self._params, self._group.l2_clip_norm)
+
+    @property
+    def params(self) -> np.ndarray:
+        """Parameters after `step` steps; (repeats, scenarios, d) float32."""
+        return np.asarray(self._params)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything needed to go on from here, as arrays (keys excepted: they are remade from the root)."""
+        leaves = jax.tree.leaves((self._params, self._state))
+        return {"step": np.int64(self.step)} | {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Continue from a `state()` of a run with the same scenarios, repeats and root."""
+        leaves, structure = jax.tree.flatten((self._params, self._state))
+        arrays = [state[f"leaf_{i}"] for i in range(len(leaves))]
+        for old, new in zip(leaves, arrays, strict=True):
+            if old.shape != new.shape or old.dtype != new.dtype:
+                raise ValueError(f"Expected a state of shape {old.shape} {old.dtype}, got {new.shape} {new.dtype}.")
+        self._params, self._state = jax.tree.unflatten(structure, [jnp.asarray(array) for array in arrays])
+        self.step = int(state["step"])
+
+    def _batches(self, step: int, to_step: int) -> tuple[int, int, tuple[Array, Array] | None]:
+        """A chunk of steps that holds `step`: its first step, where to stop, row numbers and mask (repeats, steps, w)."""
+        if self.problem.num_examples is None:  # a population draws its examples inside the step, from the example keys
+            return step, to_step, None
+        steps = max(1, DRAWS_PER_CHUNK // (len(self._batch_keys) * (int(self._group.expected_batch_size) + 64)))
+        first = step - step % steps
+        if self._chunk is None or self._chunk[0] != first:
+            drawn = [self.sampler.batches(k, first, first + steps, self.problem.num_examples) for k in self._batch_keys]
+            width = max(batches.indices.shape[1] for batches in drawn)
+            indices = jnp.asarray(np.stack([_padded(batches.indices, width) for batches in drawn]))
+            mask = jnp.asarray(np.stack([_padded(batches.mask, width) for batches in drawn]))
+            self._chunk = first, (indices, mask)
+        return first, min(to_step, first + steps), self._chunk[1]
+
+
+def _padded(array: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])))
+
+
+@partial(jax.jit, donate_argnames=("params", "state"))
+def _advance(problem, group, params, state, noise_keys, example_keys, batches, first, begin, stop):
+    """Steps begin .. stop - 1 of every run; `batches` holds those from `first` on."""
+
+    def one_scenario(learning_rate, l2_clip_norm, noise_std, noise_key, params, state, examples, step):
+        clipped_sum = problem.clipped_sum(params, examples, l2_clip_norm)
+        gradient = private_mean(
+            clipped_sum,
+            jax.random.fold_in(noise_key, step),
+            noise_std=noise_std,
+            expected_batch_size=group.expected_batch_size,
+        )
+        direction, state = group.optimizer.direction(gradient, state, step)
+        return params - learning_rate * direction, state
+
+    def one_repeat(batch, example_key, noise_keys, params, state, step):
+        if batch is None:
+            fresh_key = jax.random.fold_in(example_key, step)
+            batch = fresh_key, jnp.ones(int(group.expected_batch_size), bool)
+        examples = problem.examples(*batch)
+        scenarios = jax.vmap(one_scenario, in_axes=(0, 0, 0, 0, 0, 0, None, None))
+        return scenarios(
+            group.learning_rate, group.l2_clip_norm, group.noise_std, noise_keys, params, state, examples, step
+        )
+
+    def one_step(step, carry):
+        batch = jax.tree.map(lambda array: array[:, step - first], batches)
+        repeats = jax.vmap(one_repeat, in_axes=(0, 0, 0, 0, 0, None))
+        return repeats(batch, example_keys, noise_keys, *carry, step)
+
+    return jax.lax.fori_loop(begin, stop, one_step, (params, state))
+
+
+def evaluate(problem: Problem, params: Array, l2_clip_norm: Array) -> dict[str, np.ndarray]:
+    """Metrics of many runs: params (repeats, scenarios, d), clip norms (scenarios,) -> (repeats, scenarios) each."""
+    return {name: np.asarray(value, np.float64) for name, value in _evaluate(problem, params, l2_clip_norm).items()}
+
+
+@jax.jit
+def _evaluate(problem, params, l2_clip_norm):
+    def one(run):
+        at, clip = run
+        return problem.evaluate(at, clip) | {"params_norm": jnp.linalg.norm(at)}
+
+    repeats, scenarios, _ = params.shape
+    runs = params.reshape(repeats * scenarios, -1), jnp.tile(l2_clip_norm, repeats)
+    # One at a time on a data set, whose rows fill memory; many at a time where a run is a few numbers.
+    metrics = jax.lax.map(one, runs, batch_size=1 if problem.num_examples is not None else min(len(runs[1]), 256))
+    return jax.tree.map(lambda value: value.reshape(repeats, scenarios), metrics)

@@ -1,0 +1,113 @@
+"""The scenario picture: a metric against steps, what happened next to what theory said, one panel a privacy level."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import scipy.stats
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LABELS, RUNNER_LINES
+from noisecast.table import METRICS, OK
+
+CURVE = ["problem", "scenario", "optimizer", "runner", "noise_multiplier", "epsilon", "target_delta", "num_steps"]
+
+
+def data(table: pd.DataFrame, metric: str = "loss") -> pd.DataFrame:
+    """Mean over seeds and the 95 % interval of that mean, for every scenario, runner and step.
+
+    Returns: a frame with the columns of `CURVE`, `step`, `mean`, `low`, `high`, `num_seeds`, `num_diverged`; `low` and
+      `high` are NaN where a single value has no interval.
+    """
+    chosen = table[table["metric"] == metric]
+    if chosen.empty:
+        raise ValueError(f"Expected rows with metric {metric!r}; the table has {sorted(table['metric'].unique())}.")
+    return chosen.groupby([*CURVE, "step"], dropna=False, sort=False).apply(_summary, include_groups=False).reset_index()
+
+
+def _summary(rows: pd.DataFrame) -> pd.Series:
+    values = rows.loc[rows["status"] == OK, "value"].to_numpy()
+    count = len(values)
+    mean = values.mean() if count else np.nan
+    half = scipy.stats.t.ppf(0.975, count - 1) * scipy.stats.sem(values) if count > 1 else np.nan
+    return pd.Series(
+        {
+            "mean": mean, "low": mean - half, "high": mean + half,
+            "num_seeds": count, "num_diverged": len(rows) - count,
+        }
+    )  # fmt: skip
+
+
+def draw(frame: pd.DataFrame, metric: str = "loss") -> Figure:
+    """Draw `data(table, metric)`: colour is the optimizer, line the runner, bands over seeds."""
+    levels = sorted(frame["noise_multiplier"].unique())
+    with mpl.rc_context(RC):
+        columns = min(len(levels), 3)
+        lines = -(-len(levels) // columns)
+        figure = Figure(figsize=(1.2 + 3.1 * columns, 1.1 + 2.6 * lines), layout="constrained")
+        panels = np.atleast_1d(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel())
+        for panel, level in zip(panels, levels):
+            _draw_panel(panel, frame[frame["noise_multiplier"] == level])
+        for panel in panels[len(levels) :]:
+            panel.axis("off")
+        _frame_axes(panels[: len(levels)], frame, columns)
+        figure.supxlabel("step", fontsize=9)
+        figure.supylabel(f"{METRICS[metric].label}", fontsize=9)
+        figure.suptitle(", ".join(frame["problem"].unique()), fontsize=10)
+        spare = panels[len(levels)] if len(levels) < len(panels) else None
+        _legend(figure, spare, frame)
+    return figure
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    figure.savefig(path, bbox_inches="tight")
+
+
+def _draw_panel(panel, frame: pd.DataFrame) -> None:
+    for (_, optimizer, runner), curve in frame.groupby(["scenario", "optimizer", "runner"], sort=False):
+        curve = curve.sort_values("step")
+        colour = OPTIMIZER_COLOURS.get(optimizer, OTHER_COLOUR)
+        style, marker = RUNNER_LINES[runner]
+        panel.plot(
+            curve["step"], curve["mean"], linestyle=style, marker=marker, markersize=3.2, linewidth=1.3, color=colour
+        )
+        panel.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0)
+    epsilon = frame["epsilon"].iloc[0]
+    panel.set_title(f"ε = {epsilon:.3g}   (noise multiplier {frame['noise_multiplier'].iloc[0]:.3g})")
+
+
+def _frame_axes(panels, frame: pd.DataFrame, columns: int) -> None:
+    # The range of what was trained, with room: a theory line that leaves it is off, and is drawn leaving it.
+    seen = frame[frame["runner"] == "training"]
+    seen = seen if len(seen) else frame
+    values = seen[["mean", "low", "high"]].to_numpy().ravel()
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return
+    if values.min() > 0 and values.max() > 20 * values.min():
+        panels[0].set_yscale("log")
+        panels[0].set_ylim(values.min() / 1.5, values.max() * 1.5)
+    else:
+        room = 0.12 * (values.max() - values.min() or 1.0)
+        panels[0].set_ylim(values.min() - room, values.max() + room)
+
+
+def _legend(figure: Figure, spare, frame: pd.DataFrame) -> None:
+    handles = [
+        Line2D([], [], color=OPTIMIZER_COLOURS.get(name, OTHER_COLOUR), linewidth=3, label=name)
+        for name in frame["optimizer"].unique()
+    ]
+    for runner in (name for name in RUNNER_LINES if name in set(frame["runner"])):
+        style, marker = RUNNER_LINES[runner]
+        label = RUNNER_LABELS[runner]
+        seeds = int(frame.loc[frame["runner"] == runner, "num_seeds"].max())
+        if runner in ("training", "sde"):
+            label += f", {seeds} seed{'s' if seeds != 1 else ''}"
+        handles.append(Line2D([], [], color="black", linestyle=style, marker=marker, markersize=3.2, label=label))
+    title = "band: 95 % interval of the mean over seeds"
+    if spare is not None:
+        spare.legend(handles=handles, loc="center left", title=title, title_fontsize=8)
+    else:
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, title=title, title_fontsize=8)

@@ -1,0 +1,106 @@
+"""The model directory: what `noisecast train` writes and `noisecast predict` reads. Arrays and JSON, nothing that runs.
+
+  parameters.npz   the released parameters
+  model.json       how features are made and what the outputs mean
+  privacy.json     the guarantee in numbers        PRIVACY.txt   the same in a sentence to quote
+  non_private.json losses and accuracies, computed without noise: not covered by the guarantee, not for release
+"""
+
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from noisecast.files import folder_written_whole
+from noisecast.problems.datasets import DataError, Encoder, Features, encoder_from_json
+from noisecast.problems.linear import LIKELIHOODS, Likelihood, LinearModel, predict
+from noisecast.train import TrainedModel
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A linear model read back.
+
+    Args:
+      params: (d,) float32.   likelihood, num_outputs: what the parameters mean.
+      label_names: names of the classes.   encoder: how a file becomes features.   privacy: the statement, as JSON.
+    """
+
+    params: np.ndarray
+    likelihood: Likelihood
+    num_outputs: int
+    label_names: tuple[str, ...]
+    encoder: Encoder
+    privacy: dict[str, Any]
+
+    def predict(self, features: Features) -> tuple[np.ndarray, np.ndarray]:
+        """Names of the likeliest classes (n,) and probabilities (n, number of classes)."""
+        labels, probabilities = predict(features, self.params, self.likelihood, self.num_outputs)
+        return np.array(self.label_names)[labels], probabilities
+
+
+def save_model(path: str | Path, model: TrainedModel, *, encoder: Encoder, label_names: tuple[str, ...]) -> None:
+    """Write a model directory, whole or not at all; `path` must not exist yet."""
+    problem, scenario = model.scenario.problem, model.scenario
+    if not isinstance(problem, LinearModel):
+        raise ValueError(f"Expected a linear model to write, got {problem.name}; save a JAX model's parameters yourself.")
+    described = {
+        "format": FORMAT,
+        "model": problem.likelihood.name,
+        "num_outputs": problem.num_outputs,
+        "label_names": list(label_names),
+        "encoder": encoder.to_json(),
+        "scenario": {name: _plain(value) for name, value in scenario.columns().items()},
+        "seconds": round(model.seconds, 3),
+    }
+    with folder_written_whole(path) as folder:
+        np.savez(folder / "parameters.npz", params=model.params)
+        _write_json(folder / "model.json", described)
+        _write_json(folder / "privacy.json", model.statement.to_json())
+        _write_json(folder / "non_private.json", model.non_private_metrics)
+        (folder / "PRIVACY.txt").write_text(model.statement.sentence() + "\n", encoding="utf-8")
+
+
+def load_model(path: str | Path) -> SavedModel:
+    """Read a model directory.
+
+    Raises:
+      DataError: one sentence: it is missing, incomplete, or its parts do not fit together.
+    """
+    path = Path(path)
+    if not (path / "model.json").is_file():
+        raise DataError(f"Expected a model directory written by `noisecast train` at {path}, found no model.json there.")
+    try:
+        described = json.loads((path / "model.json").read_text(encoding="utf-8"))
+        privacy = json.loads((path / "privacy.json").read_text(encoding="utf-8"))
+        with np.load(path / "parameters.npz", allow_pickle=False) as arrays:
+            params = np.asarray(arrays["params"], np.float32)
+        if described["format"] != FORMAT:
+            raise ValueError("format")
+        model = SavedModel(
+            params=params,
+            likelihood=LIKELIHOODS[described["model"]],
+            num_outputs=int(described["num_outputs"]),
+            label_names=tuple(str(name) for name in described["label_names"]),
+            encoder=encoder_from_json(described["encoder"]),
+            privacy=privacy,
+        )
+        outputs = 1 if len(model.label_names) == 2 else len(model.label_names)
+        if outputs != model.num_outputs or params.ndim != 1 or len(params) % outputs or not np.isfinite(params).all():
+            raise ValueError("shape")
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is not a readable model directory ({type(error).__name__}); train it again.") from None
+    return model
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

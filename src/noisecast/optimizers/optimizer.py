@@ -1,0 +1,35 @@
+"""What an optimizer is: a direction from a private gradient, and the theory of the path it makes."""
+
+import math
+from typing import Any, Protocol
+
+from noisecast.theory.optimizer_theory import OptimizerTheory
+
+Array = Any
+State = Any
+
+
+class Optimizer(Protocol):
+    """x_{k+1} = x_k - learning_rate * direction(g_k, state_k). Post-processing of g_k: it costs no privacy."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def learning_rate(self) -> float: ...
+
+    @property
+    def theory(self) -> OptimizerTheory: ...
+
+    def init(self, params: Array) -> State:
+        """State before the first step."""
+        ...
+
+    def direction(self, gradient: Array, state: State, step: Array) -> tuple[Array, State]:
+        """The direction of step `step` = 0, 1, ... and the next state; every coordinate on its own."""
+        ...
+
+
+def check_learning_rate(learning_rate: float) -> None:
+    if not (isinstance(learning_rate, int | float) and 0 < learning_rate < math.inf):
+        raise ValueError(f"Expected 0 < learning_rate < inf, got {learning_rate}.")

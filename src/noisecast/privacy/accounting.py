@@ -1,0 +1,517 @@
+"""What a mechanism costs: epsilon spent, the noise for a target epsilon, and the paper's nominal epsilon.
+
+Every epsilon here except `nominal_epsilon` is a proven upper bound, on dp_accounting. What is ours is the choice of the
+worst case that is handed to it. One step is dominated by a pair (P, Q) when H_g(P, Q) = integral (P - g Q)_+ is at
+least that of every pair of neighbours for all g > 0; then T adaptive steps are dominated by T independent copies. In
+units of l2_clip_norm, with noise N(0, z^2), N_m short for N(m, z^2) and g >= 1 (g < 1 follows with P and Q swapped):
+
+* Poisson, add/remove:  H_g(q N_1 + (1-q) N_0, N_0), and the reverse direction.
+* Poisson, replace one: H_g(q N_1 + (1-q) N_0, q N_-1 + (1-q) N_0). Given the other records the sum is a mixture with
+  the record at u, at v, or absent. Turn v away from u, its length fixed: H_g grows, because the set A = {P > g Q}
+  contains, with every point beyond the line through 0 and v, its mirror image on the side of u. So v = -c u; and on
+  that line A is a half line, so H_g grows with both lengths.
+* Fixed size, replace one: H_g(q N_2 + (1-q) N_0, N_0). Given the rest of the batch the free place holds the record
+  (probability q) or another one at w, so P = q N_u + (1-q) N_w and Q = q N_v + (1-q) N_w with all three in the unit
+  ball. Advanced joint convexity (Balle, Barthe and Gaboardi, NeurIPS 2018, Thm 2) bounds H_{1 + q (g - 1)}(P, Q) by q
+  max(H_g(N_u, N_w), H_g(N_u, N_v)), at most q H_g(N_2, N_0), and v = w = -u attains it. No smaller shift will do: this
+  case is worse than Poisson with replace one.
+* Without sampling:     H_g(N_D, N_0), D = 1 or (replace one) 2, exactly: E steps are one step with z / sqrt(E).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import optimize
+
+from noisecast.privacy.mechanism import Adjacency, SampledGaussian
+from noisecast.privacy.sampling import Sampler
+
+PLD, RDP, EXACT, NONE = "PLD", "RDP", "Gaussian (exact)", "none"
+STABLE = 0.005  # a PLD grid is fine enough when it moved the epsilon of one twice as coarse by less than this fraction
+MAX_STEP_LOSSES, MAX_TOTAL_LOSSES = 1_000_000, 8_000_000  # most grid points of one step's and of all steps' losses
+LOG_MULTIPLIERS = (math.log(1e-3), math.log(1e6))  # where calibration looks
+MACHINE_EPS = float(np.finfo(float).eps)
+
+
+@dataclass(frozen=True)
+class PrivacySpent:
+    """What one run released. Tuning, repeats and whatever else touched the data are not in it.
+
+    epsilon: the smallest proven upper bound, inf when there is none.   target_delta: the delta it holds at.
+    accountant: whose number it is.   adjacency: which neighbours.   details: every accountant's epsilon, or why it has
+    none.
+    nominal_epsilon: the paper's formula, not a guarantee; None where undefined.   note: what the reader must know, or
+    None.
+    """
+
+    epsilon: float
+    target_delta: float
+    accountant: str
+    adjacency: Adjacency
+    nominal_epsilon: float | None
+    details: dict[str, float | str] = field(default_factory=dict)
+    note: str | None = None
+
+
+def epsilon_spent(
+    mechanism: SampledGaussian, *, num_steps: int, target_delta: float, time_limit_s: float = 30.0
+) -> PrivacySpent:
+    """The (epsilon, delta) that num_steps steps are proven to satisfy: the smaller of a PLD and an RDP upper bound.
+
+    Without sampling the Gaussian mechanism's exact epsilon is returned instead. PLD is refined until its epsilon has
+    settled within 0.5 %; it only errs upwards. When it does not fit the time or the grid, `note` and `details` say
+    so.
+
+    Args:
+      mechanism: what every step released.
+      num_steps: T >= 0.
+      target_delta: 0 < delta < 1.
+      time_limit_s: PLD starts no grid that would end later than this [s].
+    Raises: ValueError when num_steps or target_delta is out of range.
+
+    >>> from noisecast.privacy.sampling import Poisson
+    >>> mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
+    >>> spent = epsilon_spent(mechanism, num_steps=39_000, target_delta=1e-5)
+    >>> round(spent.epsilon, 2), spent.accountant, round(spent.nominal_epsilon, 3)
+    (2.79, 'PLD', 1.715)
+    """
+    mechanism.dp_event(num_steps)  # checks num_steps
+    _check_delta(target_delta)
+    z, sampler = mechanism.noise_multiplier, mechanism.sampler
+    spent = _spent(z, sampler, mechanism.adjacency, int(num_steps), float(target_delta), float(time_limit_s))
+    return replace(spent, details=dict(spent.details))
+
+
+# Two mechanisms that differ only in the clip cost the same, so a grid over the clip asks once.
+@lru_cache(maxsize=4096)
+def _spent(
+    z: float, sampler: Sampler, adjacency: Adjacency, num_steps: int, target_delta: float, time_limit_s: float
+) -> PrivacySpent:
+    deadline = time.monotonic() + time_limit_s
+    step = _Step.of(sampler, z, adjacency, num_steps)
+    nominal = None
+    if z > 0 and sampler.sampling_probability is not None:
+        nominal = nominal_epsilon(
+            noise_multiplier=z,
+            sampling_probability=sampler.sampling_probability,
+            num_steps=num_steps,
+            target_delta=target_delta,
+        )
+
+    def answer(
+        epsilon: float, accountant: str, details: dict[str, float | str], note: str | None = None
+    ) -> PrivacySpent:
+        return PrivacySpent(epsilon, target_delta, accountant, adjacency, nominal, details, note)
+
+    if step.count == 0:
+        return answer(0.0, NONE, {NONE: 0.0}, "No step was taken, so nothing was released.")
+    if z == 0:
+        return answer(math.inf, NONE, {NONE: math.inf}, "Without noise (noise_multiplier 0) there is no guarantee.")
+    if step.probability == 1:
+        epsilon = step.exact_epsilon(target_delta)
+        return answer(epsilon, EXACT, {EXACT: epsilon}, _zero_note(epsilon))
+
+    rdp = float(step.rdp_epsilons(np.array([step.count]), target_delta)[0])
+    pld = _pld_epsilon(step, target_delta, rdp, deadline)
+    details: dict[str, float | str] = {RDP: rdp, PLD: pld.epsilon if pld.epsilon < math.inf else str(pld.why)}
+    epsilon, accountant = min((pld.epsilon, PLD), (rdp, RDP))
+    if epsilon == math.inf:
+        return answer(epsilon, NONE, details, f"No accountant found a finite epsilon: {pld.why}")
+    note = _zero_note(epsilon)
+    if pld.why is not None:
+        note = f"{pld.why} The epsilon is a valid upper bound ({accountant}), looser than a finished PLD's."
+    return answer(epsilon, accountant, details, note)
+
+
+def _zero_note(epsilon: float) -> str | None:
+    return None if epsilon > 0 else "Epsilon is 0: the whole run is indistinguishable up to delta itself."
+
+
+def epsilon_curve(mechanism: SampledGaussian, steps: ArrayLike, target_delta: float) -> NDArray[np.float64]:
+    """A cheap upper bound on epsilon after each of `steps` steps: RDP, or exact without sampling. For a progress bar.
+
+    Args:
+      mechanism: what every step releases.   steps: (k,) integers >= 0.   target_delta: 0 < delta < 1.
+    Returns: (k,) epsilon, at least what `epsilon_spent` says.
+
+    >>> from noisecast.privacy.sampling import Poisson
+    >>> mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
+    >>> epsilon_curve(mechanism, [0, 390, 39_000], 1e-5).round(2).tolist()
+    [0.0, 0.84, 3.03]
+    """
+    _check_delta(target_delta)
+    counts = np.atleast_1d(np.asarray(steps))
+    z, sampler, adjacency = mechanism.noise_multiplier, mechanism.sampler, mechanism.adjacency
+    each = [_Step.of(sampler, z, adjacency, int(count)) for count in counts]
+    if z == 0:
+        return np.array([math.inf if step.count else 0.0 for step in each])
+    sampled = [step for step in each if step.count and step.probability < 1]
+    bounds = iter(sampled[0].rdp_epsilons(np.array([s.count for s in sampled]), target_delta) if sampled else ())
+    return np.array(
+        [
+            0.0
+            if step.count == 0
+            else float(next(bounds))
+            if step.probability < 1
+            else step.exact_epsilon(target_delta)
+            for step in each
+        ]
+    )
+
+
+def calibrate_noise_multiplier(
+    mechanism: SampledGaussian, *, target_epsilon: float, target_delta: float, num_steps: int
+) -> SampledGaussian:
+    """The mechanism with the least noise whose epsilon stays within target_epsilon, checked after it is found.
+
+    The noise multiplier is rounded up to four digits; epsilon(z) <= target_epsilon < epsilon(0.99 z).
+
+    Args:
+      mechanism: as it shall be; its noise_multiplier is ignored.
+      target_epsilon: > 0, finite.   target_delta: 0 < delta < 1.   num_steps: T >= 1.
+    Raises: ValueError when a number is out of range or no noise multiplier from 0.001 to 10^6 is the answer.
+
+    >>> from noisecast.privacy.sampling import Poisson
+    >>> mechanism = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
+    >>> found = calibrate_noise_multiplier(mechanism, target_epsilon=1.0, target_delta=1e-5, num_steps=39_000)
+    >>> 2.01 < found.noise_multiplier < 2.03
+    True
+    """
+    if not 0 < target_epsilon < math.inf:
+        raise ValueError(f"Expected a finite target_epsilon > 0, got {target_epsilon}.")
+    if num_steps < 1:
+        raise ValueError(f"Expected num_steps >= 1, got {num_steps}.")
+
+    def epsilon(z: float) -> float:
+        candidate = mechanism.with_noise_multiplier(z)
+        return epsilon_spent(candidate, num_steps=num_steps, target_delta=target_delta).epsilon
+
+    @cache
+    def excess(log_z: float) -> float:
+        return math.log(min(max(epsilon(math.exp(log_z)), 1e-12), 1e12) / target_epsilon)
+
+    start = _log_multiplier_by_rdp(mechanism, target_epsilon, target_delta, num_steps)
+    low, high = _bracket(excess, start, target_epsilon)
+    root: Any = optimize.brentq(excess, low, high, xtol=2e-4)
+    z = _round_up_to_four_digits(math.exp(root))
+    while epsilon(z) > target_epsilon:  # the private side, whatever the search did
+        z = _round_up_to_four_digits(z * 1.0005)
+    while epsilon(0.99 * z) <= target_epsilon:
+        z = 0.99 * z
+    return mechanism.with_noise_multiplier(z)
+
+
+def _log_multiplier_by_rdp(
+    mechanism: SampledGaussian, target_epsilon: float, target_delta: float, num_steps: int
+) -> float:
+    """ln z, within 2 %, at which the cheap bound meets the target: where the search with PLD starts."""
+    low, high = LOG_MULTIPLIERS
+    while high - low > 0.02:
+        middle = (low + high) / 2
+        bound = epsilon_curve(mechanism.with_noise_multiplier(math.exp(middle)), num_steps, target_delta)[0]
+        low, high = (middle, high) if bound > target_epsilon else (low, middle)
+    return high
+
+
+def _bracket(excess: Callable[[float], float], start: float, target_epsilon: float) -> tuple[float, float]:
+    """(low, high) near start with excess(low) > 0 >= excess(high), in ln z."""
+    high, stride = start, 0.1
+    while excess(high) > 0:
+        high, stride = high + stride, 2 * stride
+        if high > LOG_MULTIPLIERS[1]:
+            raise ValueError(
+                f"Expected a target_epsilon within reach, got {target_epsilon}: it needs noise_multiplier > 10^6; "
+                "take fewer steps, a larger delta or more data."
+            )
+    low, stride = high - 0.1, 0.2
+    while excess(low) <= 0:
+        low, stride = low - stride, 2 * stride
+        if low < LOG_MULTIPLIERS[0]:
+            raise ValueError(
+                f"Expected a target_epsilon that noise decides, got {target_epsilon}: it holds at noise_multiplier "
+                "0.001; set the noise yourself, or ask for a smaller target_epsilon or target_delta."
+            )
+    return low, high
+
+
+def _round_up_to_four_digits(z: float) -> float:
+    digit = 10.0 ** (math.floor(math.log10(z)) - 3)
+    # Division by a power of ten may land a hair above the integer it stands for.
+    return float(f"{math.ceil(z / digit - 1e-9) * digit:.4g}")
+
+
+def nominal_epsilon(
+    *, noise_multiplier: float, sampling_probability: float, num_steps: float, target_delta: float
+) -> float:
+    """The paper's epsilon, q sqrt(T ln(1/delta)) / z. Not a guarantee.
+
+    Abadi et al. (CCS 2016, Thm 1) with its constant set to 1 and its conditions dropped, as in the paper "Adaptive
+    Methods Are Preferable in High Privacy Settings: An SDE Perspective". Below z of about 1 it is too small, by factors
+    from 1.5 to 10,000; for large z it is somewhat too large. Kept to reproduce the paper's axes.
+
+    Args:
+      noise_multiplier: z > 0.   sampling_probability: 0 < q <= 1.   num_steps: T >= 0.   target_delta: 0 < delta < 1.
+
+    >>> setting = {"sampling_probability": 64 / 25_000, "num_steps": 39_000, "target_delta": 1e-5}
+    >>> round(nominal_epsilon(noise_multiplier=1.0, **setting), 3)
+    1.715
+    """
+    if not noise_multiplier > 0:
+        raise ValueError(f"Expected noise_multiplier > 0, got {noise_multiplier}.")
+    return _nominal_product(sampling_probability, num_steps, target_delta) / noise_multiplier
+
+
+def nominal_noise_multiplier(
+    *, nominal_epsilon: float, sampling_probability: float, num_steps: float, target_delta: float
+) -> float:
+    """z at which the paper's formula gives nominal_epsilon: q sqrt(T ln(1/delta)) / nominal_epsilon. Not a calibration.
+
+    >>> setting = {"sampling_probability": 64 / 25_000, "num_steps": 39_000, "target_delta": 1e-5}
+    >>> round(nominal_noise_multiplier(nominal_epsilon=1.715, **setting), 3)
+    1.0
+    """
+    if not nominal_epsilon > 0:
+        raise ValueError(f"Expected nominal_epsilon > 0, got {nominal_epsilon}.")
+    return _nominal_product(sampling_probability, num_steps, target_delta) / nominal_epsilon
+
+
+def _nominal_product(sampling_probability: float, num_steps: float, target_delta: float) -> float:
+    """epsilon times z, which the paper's formula keeps constant."""
+    _check_delta(target_delta)
+    if not 0 < sampling_probability <= 1:
+        raise ValueError(f"Expected 0 < sampling_probability <= 1, got {sampling_probability}.")
+    return sampling_probability * math.sqrt(num_steps * math.log(1 / target_delta))
+
+
+def warnings_for(mechanism: SampledGaussian, *, target_delta: float) -> list[str]:
+    """Sentences that belong beside the epsilon: a delta too large for the data, a sampler that earns no amplification.
+
+    >>> from noisecast.privacy.sampling import Poisson
+    >>> mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
+    >>> warnings_for(mechanism, target_delta=1e-5)
+    []
+    """
+    _check_delta(target_delta)
+    sentences = []
+    n = mechanism.sampler.num_examples
+    if n is not None and target_delta >= 1 / n:
+        sentences.append(
+            f"Expected target_delta < 1 / num_examples = {1 / n:.3g}, got {target_delta:g}: publishing a few records "
+            "outright would satisfy it; use a smaller delta."
+        )
+    if mechanism.noise_multiplier == 0:
+        sentences.append("Without noise (noise_multiplier 0) there is no guarantee: epsilon is infinite.")
+    return sentences
+
+
+def _check_delta(target_delta: float) -> None:
+    if not 0 < target_delta < 1:
+        raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
+
+
+@dataclass(frozen=True)
+class _Step:
+    """`count` steps of one worst case: a record enters with `probability`, noise is z times its bound C."""
+
+    noise_multiplier: float
+    probability: float
+    adjacency: Adjacency
+    fixed_size: bool
+    count: int
+
+    @classmethod
+    def of(cls, sampler: Sampler, z: float, adjacency: Adjacency, num_steps: int) -> _Step:
+        """Read from the event, so that an event nobody has thought through is refused rather than guessed at."""
+        import dp_accounting as dp
+
+        match sampler.dp_event(z, num_steps):
+            case dp.NoOpDpEvent():
+                return cls(z, 1.0, adjacency, False, 0)
+            case dp.SelfComposedDpEvent(event=dp.GaussianDpEvent(noise_multiplier=z), count=count):
+                return cls(z, 1.0, adjacency, False, count)
+            case dp.SelfComposedDpEvent(
+                event=dp.PoissonSampledDpEvent(sampling_probability=q, event=dp.GaussianDpEvent(noise_multiplier=z)),
+                count=count,
+            ):
+                return cls(z, q, adjacency, False, count)
+            case dp.SelfComposedDpEvent(
+                event=dp.SampledWithoutReplacementDpEvent(
+                    source_dataset_size=n, sample_size=b, event=dp.GaussianDpEvent(noise_multiplier=z)
+                ),
+                count=count,
+            ) if adjacency == Adjacency.REPLACE_ONE:
+                return cls(z, b / n, adjacency, True, count)
+            case event:
+                raise ValueError(f"Expected an event with a known worst case under {adjacency}, got {event}.")
+
+    @property
+    def shift(self) -> float:
+        """How far apart, in units of C, the sums of neighbours can be when the record is surely in the batch."""
+        return 2.0 if self.adjacency == Adjacency.REPLACE_ONE else 1.0
+
+    def exact_epsilon(self, target_delta: float) -> float:
+        """Epsilon of `count` unsampled steps: one Gaussian with z / (shift sqrt(count)) (Balle and Wang, 2018)."""
+        from dp_accounting import get_epsilon_gaussian
+
+        z = self.noise_multiplier / self.shift / math.sqrt(self.count)
+        with np.errstate(divide="ignore"):  # it takes the logarithm of a vanishing delta on its way
+            epsilon = float(get_epsilon_gaussian(z, target_delta))
+        return epsilon * (1 + 1e-9) + 1e-12 if epsilon > 0 else 0.0  # the root finder stops on either side
+
+    def rdp_epsilons(self, counts: NDArray, target_delta: float) -> NDArray[np.float64]:
+        """Epsilon from Renyi differential privacy after each of `counts` steps, the best order for each."""
+        from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+
+        best = np.full(len(counts), np.inf)
+        for orders in _RDP_ORDERS:
+            rdp = self._rdp(orders)
+            found = [compute_epsilon(list(orders), list(count * rdp), target_delta) for count in counts]
+            best = np.minimum(best, [epsilon for epsilon, _ in found])
+            if all(order < orders[-1] for _, order in found):  # larger orders only where the largest is still the best
+                break
+        return best
+
+    def _rdp(self, orders: Sequence[float]) -> NDArray[np.float64]:
+        """Renyi divergence of one step at each order, (alpha - 1) RDP = log A_alpha.
+
+        dp_accounting gives A_alpha for add/remove with noise relative to the shift. Replacing a record: with
+        (A - 1) / (alpha (alpha - 1)) = integral_1^oo g^(alpha-2) H_g(P, Q) + g^(-alpha-1) H_g(Q, P) dg and both H_g
+        bounded by the fixed-size pair's (P = q N_2 + (1-q) N_0, Q = N_0), A <= A_alpha + E_Q (P/Q)^(1-alpha) - 1 <= 2
+        A_alpha - 1, as E_Q (P/Q)^(1-alpha) <= A_alpha (Mironov, Talwar and Zhang, 2019, Thm 5). Poisson is one of the
+        cases bounded.
+        """
+        import dp_accounting as dp
+
+        event = dp.PoissonSampledDpEvent(self.probability, dp.GaussianDpEvent(self.noise_multiplier / self.shift))
+        alpha = np.asarray(orders, float)
+        with _quiet():  # it warns of fractional orders that do not converge, and leaves them out
+            rdp = dp.rdp.RdpAccountant(list(orders)).compose(event).rdp
+        # The divergence grows with the order, so a bound at a larger order is one at a smaller.
+        log_a = np.minimum.accumulate(rdp[::-1])[::-1] * (alpha - 1)
+        # What float64 may have lost in the sum of about alpha terms, given back, so that the bound stays one.
+        log_a = np.maximum(log_a, 0) + 8 * MACHINE_EPS * alpha * np.log(alpha + 2)
+        if self.adjacency == Adjacency.REPLACE_ONE:
+            log_a = np.where(log_a > 1, log_a + math.log(2), np.log1p(2 * np.expm1(np.minimum(log_a, 1))))
+        return log_a / (alpha - 1)
+
+    @property
+    def largest_loss(self) -> float:
+        """About the largest privacy loss of one step, where dp_accounting cuts the tails (10 standard deviations)."""
+        z, shift = self.noise_multiplier, self.shift if self.fixed_size else 1.0
+        unsampled = shift * (10 * z + shift / 2) / z**2
+        return float(np.logaddexp(math.log1p(-self.probability), math.log(self.probability) + unsampled))
+
+    def pld(self, interval: float) -> Any:
+        """One step's privacy loss distribution on a grid, rounded to the private side (connect the dots)."""
+        from dp_accounting import NeighboringRelation
+        from dp_accounting.pld import privacy_loss_distribution as pld
+
+        if self.fixed_size:
+            return pld.PrivacyLossDistribution(self._fixed_size_pmf(interval))
+        # dp_accounting takes the noise relative to C here, and under REPLACE_ONE shifts by C to either side.
+        return pld.from_gaussian_mechanism(
+            self.noise_multiplier,
+            value_discretization_interval=interval,
+            sampling_prob=self.probability,
+            neighboring_relation=NeighboringRelation[self.adjacency.name],
+        )
+
+    def _fixed_size_pmf(self, interval: float) -> Any:
+        """The curve H_g(q N_2 + (1-q) N_0, N_0) for g >= 1 and its swap for g < 1: the pointwise larger of the two."""
+        from dp_accounting.pld import pld_pmf
+        from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+        directions = [
+            GaussianPrivacyLoss(
+                self.noise_multiplier, sensitivity=self.shift, sampling_prob=self.probability, adjacency_type=direction
+            )
+            for direction in (AdjacencyType.REMOVE, AdjacencyType.ADD)
+        ]
+        last = math.ceil(max(float(d.connect_dots_bounds().epsilon_upper or 0) for d in directions) / interval)
+        losses: Any = np.arange(-last, last + 1) * interval
+        deltas = np.max([np.asarray(d.get_delta_for_epsilon(losses)) for d in directions], axis=0)
+        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -last, last, deltas)
+
+
+# Tried in turn, each only when the largest order of the one before is still the best: a small epsilon needs large
+# orders.
+_RDP_ORDERS = (
+    tuple(1 + np.geomspace(0.0101, 9.9, 120)) + tuple(range(11, 64)) + tuple(range(64, 256, 8)),
+    tuple(int(order) for order in np.geomspace(248, 4096, 24)),
+    tuple(int(order) for order in np.geomspace(4096, 16384, 8)),
+)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of dp_accounting's log, for the time of the block."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@dataclass(frozen=True)
+class _PldAnswer:
+    """A PLD epsilon (inf if none), and why it is missing or not settled (None if it is)."""
+
+    epsilon: float
+    why: str | None
+
+
+def _pld_epsilon(step: _Step, target_delta: float, rdp_epsilon: float, deadline: float) -> _PldAnswer:
+    """Halve the loss grid's interval until epsilon settles. Each grid's epsilon is an upper bound on its own."""
+    # The FFT loses up to about `count` machine epsilons of probability: pay for them, or refuse.
+    rounding = 8 * MACHINE_EPS * step.count
+    if rounding > 0.1 * target_delta:
+        return _PldAnswer(
+            math.inf, f"PLD was not run: float64 cannot resolve delta {target_delta:g} over {step.count} steps."
+        )
+    if rdp_epsilon == 0:
+        return _PldAnswer(0.0, None)
+    interval = min(max(min(rdp_epsilon / 500, step.largest_loss / 10), step.largest_loss / 50_000), 50.0)
+    known = min(rdp_epsilon, step.count * step.largest_loss)
+    best, started = math.inf, time.monotonic()
+    while True:
+        if 2 * step.largest_loss / interval > MAX_STEP_LOSSES or known / interval > MAX_TOTAL_LOSSES:
+            return _PldAnswer(best, _unfinished(best, "the grid that would settle it is too fine"))
+        composed = step.pld(interval).self_compose(step.count)
+        epsilon = _smallest_epsilon(composed, target_delta - rounding, known)
+        if best - epsilon < STABLE * epsilon or epsilon == 0:
+            return _PldAnswer(min(best, epsilon), None)
+        best, known, interval = min(best, epsilon), min(known, epsilon), interval / 2
+        now = time.monotonic()
+        # A grid costs little more than twice the one before it.
+        if now + 3 * (now - started) > deadline:
+            return _PldAnswer(best, _unfinished(best, "the time limit was near"))
+        started = now
+
+
+def _unfinished(best: float, reason: str) -> str:
+    return f"PLD was {'stopped before it was stable' if best < math.inf else 'not run'}: {reason}."
+
+
+def _smallest_epsilon(pld: Any, delta: float, upper: float) -> float:
+    """An epsilon <= upper with pld's delta(epsilon) <= delta, at most 1e-5 relative above the smallest; inf if none."""
+    if pld.get_delta_for_epsilon(upper) > delta:
+        return math.inf
+    if pld.get_delta_for_epsilon(0.0) <= delta:
+        return 0.0
+    low, high = 0.0, upper
+    while high - low > 1e-5 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if pld.get_delta_for_epsilon(middle) > delta else (low, middle)
+    return high

@@ -1,0 +1,160 @@
+"""The only place that makes random keys and draws privacy noise.
+
+Randomness starts from one `RandomRoot` and is handed down by name: `key_for(purpose, *names, root=, repeat=)`. There is
+no default seed anywhere. The noise itself is float32 or float64 from JAX's Threefry generator (a 64-bit key): research
+grade, neither hardened against floating-point attacks (Mironov, CCS 2012) nor against timing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import jax
+
+
+class Purpose(StrEnum):
+    """What a key is for. Privacy noise shares its stream with nothing."""
+
+    BATCHES = "batches"
+    PRIVACY_NOISE = "privacy_noise"
+    EXAMPLE_NOISE = "example_noise"  # per-example gradient noise of a synthetic problem
+    PATHS = "paths"  # the Brownian paths of a simulated SDE
+    INITIAL_PARAMS = "initial_params"
+    DATA = "data"  # synthetic data and splits
+
+
+@dataclass(frozen=True)
+class RandomRoot:
+    """The secret that all keys of an answer derive from.
+
+    Take it from the operating system (`from_os_entropy`) for a private release, or from a number (`from_insecure_seed`)
+    for an answer that others can reproduce: who knows the seed knows the noise, so that run is not private.
+
+    >>> RandomRoot.from_insecure_seed(7)
+    RandomRoot(insecure_seed=7)
+    """
+
+    secret: bytes = field(repr=False)
+    insecure_seed: int | None
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != 32:
+            raise ValueError(
+                f"Expected a secret of 32 bytes, got {len(self.secret)}; use RandomRoot.from_os_entropy()."
+            )
+
+    @classmethod
+    def from_os_entropy(cls) -> RandomRoot:
+        """32 bytes from the operating system's generator."""
+        return cls(os.urandom(32), None)
+
+    @classmethod
+    def from_insecure_seed(cls, seed: int) -> RandomRoot:
+        """A root that anybody who knows the seed can rebuild: reproducible, not private."""
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise TypeError(f"Expected an integer insecure seed, got {seed!r}.")
+        seed = int(seed)
+        return cls(hashlib.sha256(b"noisecast insecure seed " + str(seed).encode()).digest(), seed)
+
+    @property
+    def is_private(self) -> bool:
+        return self.insecure_seed is None
+
+
+def key_for(purpose: Purpose, *names: str | int, root: RandomRoot, repeat: int) -> bytes:
+    """HMAC-SHA256(root, (purpose, names..., repeat)): 32 bytes, unrelated for any two different arguments.
+
+    Every part is written with its type and length, so that no two lists of parts read the same.
+
+    Args:
+      purpose: what the key is for.
+      names: whose key it is, e.g. the scenario's id; strings or integers.
+      root: where the randomness comes from.
+      repeat: the number of the repetition (the table's `seed` column).
+    Returns: 32 bytes.
+
+    >>> root = RandomRoot.from_insecure_seed(0)
+    >>> key_for(Purpose.BATCHES, "a", root=root, repeat=0) == key_for(Purpose.PRIVACY_NOISE, "a", root=root, repeat=0)
+    False
+    """
+    parts = [_encode(part) for part in (str(Purpose(purpose)), *names, repeat)]
+    return hmac.new(root.secret, b"".join(parts), hashlib.sha256).digest()
+
+
+def _encode(part: str | int) -> bytes:
+    if isinstance(part, bool) or not isinstance(part, str | int | np.integer):
+        raise TypeError(f"Expected names of strings and integers, got {part!r}.")
+    kind, text = (b"s", part.encode()) if isinstance(part, str) else (b"i", str(int(part)).encode())
+    return kind + len(text).to_bytes(8, "big") + text
+
+
+def key_data(keys: bytes | Sequence[bytes]) -> NDArray[np.uint32]:
+    """The first 64 bits of a key as JAX's raw key data: (2,) uint32, or (n, 2) for n keys, ready to stack and vmap.
+
+    >>> key_data([bytes(32), b"\\x01" * 32]).tolist()
+    [[0, 0], [16843009, 16843009]]
+    """
+    if isinstance(keys, bytes):
+        return np.frombuffer(keys[:8], ">u4").astype(np.uint32)
+    return np.stack([key_data(key) for key in keys])
+
+
+def jax_key(keys: bytes | Sequence[bytes] | NDArray[np.uint32]) -> jax.Array:
+    """JAX's typed Threefry key: shape () for one key, (n,) for a sequence of n keys or their stacked `key_data`.
+
+    The key of step t is `jax.random.fold_in(key, t)`, so that a resumed run draws what the uninterrupted one did.
+
+    >>> jax_key([bytes(32), bytes(32)]).shape
+    (2,)
+    """
+    import jax
+
+    data = keys if isinstance(keys, np.ndarray) else key_data(keys)
+    return jax.random.wrap_key_data(jax.numpy.asarray(data), impl="threefry2x32")
+
+
+def draw_noise(step_key: Any, shape: tuple[int, ...], noise_std: Any, dtype: Any) -> jax.Array:
+    """Independent N(0, noise_std^2) numbers, one step's privacy noise; step_key and noise_std may be traced.
+
+    Args:
+      step_key: JAX key of this step, used for nothing else.
+      shape: shape of the clipped sum.   noise_std: z C, () >= 0 [loss/params].   dtype: of the clipped sum.
+    Returns: noise of that shape [loss/params].
+
+    >>> draw_noise(jax_key(bytes(32)), (3,), 1.0, "float32").shape
+    (3,)
+    """
+    import jax
+
+    noise = jax.random.normal(step_key, shape, dtype)
+    return noise * jax.numpy.asarray(noise_std, noise.dtype)
+
+
+def private_mean(clipped_sum: Any, step_key: Any, *, noise_std: Any, expected_batch_size: Any) -> jax.Array:
+    """(sum of clipped gradients + N(0, (z C)^2)) / B: the one release of a step (DP-SGD; Abadi et al., CCS 2016).
+
+    Args:
+      clipped_sum: sum of the batch's clipped gradients, zero for an empty batch; any shape [loss/params].
+      step_key: JAX key of this step.
+      noise_std: z C, of the sum; () >= 0 [loss/params].   expected_batch_size: B, public; () > 0.
+    Returns: the private mean gradient, shape and dtype of clipped_sum [loss/params].
+
+    >>> private_mean(np.zeros(2, np.float32), jax_key(bytes(32)), noise_std=1.0, expected_batch_size=4).shape
+    (2,)
+    """
+    import jax.numpy as jnp
+
+    clipped_sum = jnp.asarray(clipped_sum)
+    noise = draw_noise(step_key, clipped_sum.shape, noise_std, clipped_sum.dtype)
+    # By the expected batch size, not the drawn one: the drawn size is private.
+    return (clipped_sum + noise) / jnp.asarray(expected_batch_size, clipped_sum.dtype)

@@ -1,0 +1,415 @@
+"""How a step's batch is drawn, and the event it is accounted as.
+
+A sampler is public: it holds only declared sizes and probabilities, never a count of the private data. Each one says in
+`statement()` which guarantee its number is, because a batch that is shuffled must not be accounted as one that is
+Poisson-sampled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+STEPS_PER_BLOCK = 256  # steps drawn from one generator, so that any range of steps can be drawn on its own
+
+
+class Adjacency(StrEnum):
+    """Which data sets the guarantee calls neighbours: one record added or removed, or one record replaced."""
+
+    ADD_OR_REMOVE_ONE = "add_or_remove_one"
+    REPLACE_ONE = "replace_one"
+
+
+class Batches(NamedTuple):
+    """Batches of static shape. Padded entries have mask False (and index 0).
+
+    indices: (steps, width) int32 rows of the data set.   mask: (steps, width) bool, True where a row was drawn.
+    """
+
+    indices: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+
+
+class Sampler(Protocol):
+    """What a mechanism asks of its sampler."""
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public normaliser B of the private mean [examples]."""
+        ...
+
+    @property
+    def sampling_probability(self) -> float | None:
+        """The probability that a given record is in a given step's batch; None where no data set is sampled."""
+        ...
+
+    @property
+    def num_examples(self) -> float | None:
+        """The declared, public size of the data set; None where there is none."""
+        ...
+
+    def dp_event(self, noise_multiplier: float, num_steps: int) -> Any:
+        """What num_steps steps release about one record, as a dp_accounting event."""
+        ...
+
+    def batch_noise_variance(self, mean: Any, second_moment: Any) -> Any:
+        """Variance that the choice of the batch gives each coordinate of the mean clipped gradient."""
+        ...
+
+    def why_unsupported(self, adjacency: Adjacency) -> str | None:
+        """A sentence when no guarantee is known for this adjacency, else None."""
+        ...
+
+    def statement(self) -> str:
+        """The sentence that must stand beside the epsilon."""
+        ...
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every record enters every batch independently with probability q.
+
+    q is the primitive; the batch size K ~ Binomial(n, q) is random and private, so sums are divided by the public
+    `expected_batch_size`.
+
+    Args:
+      sampling_probability: q; 0 < q <= 1.
+      expected_batch_size: B > 0, a public constant [examples].
+
+    >>> Poisson.for_batch_size(64, 25_000)
+    Poisson(sampling_probability=0.00256, expected_batch_size=64)
+    """
+
+    sampling_probability: float
+    expected_batch_size: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sampling_probability <= 1:
+            raise ValueError(f"Expected 0 < sampling_probability <= 1, got {self.sampling_probability}.")
+        if not 0 < self.expected_batch_size < math.inf:
+            raise ValueError(f"Expected a finite expected_batch_size > 0, got {self.expected_batch_size}.")
+
+    @classmethod
+    def for_batch_size(cls, batch_size: float, num_examples: int) -> Poisson:
+        """q = batch_size / num_examples, with num_examples the declared (public) size of the data set."""
+        if not 0 < batch_size <= num_examples:
+            raise ValueError(f"Expected 0 < batch_size <= num_examples = {num_examples}, got {batch_size}.")
+        return cls(batch_size / num_examples, batch_size)
+
+    @property
+    def num_examples(self) -> float:
+        """n = B / q, the data set size at which the expected batch size is B."""
+        return self.expected_batch_size / self.sampling_probability
+
+    @property
+    def width(self) -> int:
+        """Columns of a batch: at least B + 6 sqrt(B) + 8, exceeded less than once in 10^6 steps."""
+        return _round_up(math.ceil(self.expected_batch_size + 6 * math.sqrt(self.expected_batch_size) + 8))
+
+    def dp_event(self, noise_multiplier: float, num_steps: int) -> Any:
+        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
+        step = GaussianDpEvent(noise_multiplier)
+        if self.sampling_probability < 1:
+            step = PoissonSampledDpEvent(self.sampling_probability, step)
+        return _compose(step, num_steps)
+
+    def batches(self, key: bytes, start: int, stop: int, num_rows: int) -> Batches:
+        """The batches of steps start <= t < stop, the same whatever ranges are asked for.
+
+        K ~ Binomial(num_rows, q) and then a uniform K-subset is the same law as independent coins. No batch is ever
+        truncated: the width grows in the rare case that one is larger.
+
+        >>> Poisson(0.5, 2).batches(b"key", 3, 5, num_rows=4).mask.shape
+        (2, 24)
+        """
+        return _batches_by_block(
+            key,
+            start,
+            stop,
+            lambda rng: rng.binomial(num_rows, self.sampling_probability, STEPS_PER_BLOCK),
+            num_rows,
+            self.width,
+        )
+
+    def batch_noise_variance(self, mean: Any, second_moment: Any) -> Any:
+        """(1 - q) E[g^2] / B: n independent coins of variance q (1 - q), divided by B = q n, per coordinate.
+
+        >>> Poisson(0.25, 4).batch_noise_variance(mean=0.0, second_moment=2.0)
+        0.375
+        """
+        del mean
+        return (1 - self.sampling_probability) * second_moment / self.expected_batch_size
+
+    def why_unsupported(self, adjacency: Adjacency) -> str | None:
+        return None
+
+    def statement(self) -> str:
+        return (
+            f"Each step draws every record independently with probability {self.sampling_probability:.6g} (Poisson "
+            "sampling), and the guarantee holds for batches drawn so."
+        )
+
+
+@dataclass(frozen=True)
+class _DeclaredSizes:
+    """batch_size records of a data set whose size num_examples is public, as replace-one adjacency has it."""
+
+    batch_size: int
+    num_examples: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size <= self.num_examples:
+            raise ValueError(
+                f"Expected 1 <= batch_size <= num_examples = {self.num_examples}, got batch_size {self.batch_size}."
+            )
+
+    @property
+    def expected_batch_size(self) -> int:
+        return self.batch_size
+
+    @property
+    def sampling_probability(self) -> float:
+        return self.batch_size / self.num_examples
+
+    @property
+    def width(self) -> int:
+        """Columns of a batch: batch_size, rounded up to a multiple of 8."""
+        return _round_up(self.batch_size)
+
+    def batch_noise_variance(self, mean: Any, second_moment: Any) -> Any:
+        """Var = (E[g^2] - E[g]^2) / B * (n - B) / (n - 1), per coordinate.
+
+        Sampling without replacement: the population variance with divisor n - 1, n/(n-1) (E[g^2] - E[g]^2), over B,
+        times the finite-population factor 1 - B/n.
+
+        >>> FixedSize(2, 5).batch_noise_variance(mean=1.0, second_moment=3.0)
+        0.75
+        """
+        n, b = self.num_examples, self.batch_size
+        return (second_moment - mean**2) * ((n - b) / (max(n - 1, 1) * b))
+
+    def _check_rows(self, num_rows: int) -> None:
+        if num_rows != self.num_examples:
+            raise ValueError(
+                f"Expected a data set of the declared num_examples = {self.num_examples} rows, got {num_rows}; "
+                "use Poisson where the size is private."
+            )
+
+
+@dataclass(frozen=True)
+class FixedSize(_DeclaredSizes):
+    """A fresh uniform batch of exactly batch_size records, without replacement, at every step.
+
+    The size n is public, so the natural neighbours are data sets with one record replaced.
+
+    >>> FixedSize(64, 25_000).sampling_probability
+    0.00256
+    """
+
+    def dp_event(self, noise_multiplier: float, num_steps: int) -> Any:
+        from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
+
+        step = GaussianDpEvent(noise_multiplier)
+        if self.batch_size < self.num_examples:
+            step = SampledWithoutReplacementDpEvent(self.num_examples, self.batch_size, step)
+        return _compose(step, num_steps)
+
+    def batches(self, key: bytes, start: int, stop: int, num_rows: int) -> Batches:
+        """The batches of steps start <= t < stop, the same whatever ranges are asked for.
+
+        >>> FixedSize(3, 10).batches(b"key", 0, 2, num_rows=10).mask.sum(axis=1).tolist()
+        [3, 3]
+        """
+        self._check_rows(num_rows)
+        return _batches_by_block(
+            key, start, stop, lambda rng: np.full(STEPS_PER_BLOCK, self.batch_size), num_rows, self.width
+        )
+
+    def why_unsupported(self, adjacency: Adjacency) -> str | None:
+        if adjacency == Adjacency.REPLACE_ONE:
+            return None
+        return (
+            f"Expected adjacency {Adjacency.REPLACE_ONE} for fixed-size batches, got {adjacency}: such a batch "
+            "changes in two records when one is added; use REPLACE_ONE, or the Poisson sampler."
+        )
+
+    def statement(self) -> str:
+        return (
+            f"Each step draws exactly {self.batch_size} of {self.num_examples} records without replacement, and the "
+            "guarantee is for replacing one record."
+        )
+
+
+@dataclass(frozen=True)
+class Shuffled(_DeclaredSizes):
+    """A new permutation every epoch, cut into batches of batch_size, the remainder dropped (as in the paper's runs).
+
+    Accounted without amplification by sampling: a record is used at most once an epoch, so T steps are at most
+    E = ceil(T / floor(n / B)) Gaussian mechanisms, whatever the order. Under add/remove in the zero-out sense: the
+    neighbour has a record whose gradient is zero in the missing one's place.
+
+    >>> Shuffled(64, 25_000).num_epochs(39_000)
+    100
+    """
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.num_examples // self.batch_size
+
+    def num_epochs(self, num_steps: int) -> int:
+        """E = ceil(num_steps / steps_per_epoch): the most often that one record is used."""
+        return -(-num_steps // self.steps_per_epoch)
+
+    def dp_event(self, noise_multiplier: float, num_steps: int) -> Any:
+        from dp_accounting import GaussianDpEvent
+
+        return _compose(GaussianDpEvent(noise_multiplier), self.num_epochs(num_steps))
+
+    def batches(self, key: bytes, start: int, stop: int, num_rows: int) -> Batches:
+        """The batches of steps start <= t < stop, the same whatever ranges are asked for.
+
+        >>> np.sort(Shuffled(2, 6).batches(b"key", 3, 6, num_rows=6).indices[:, :2].ravel()).tolist()
+        [0, 1, 2, 3, 4, 5]
+        """
+        self._check_rows(num_rows)
+        _check_range(start, stop)
+        per_epoch = self.steps_per_epoch
+        indices = np.zeros((stop - start, self.width), np.int32)
+        for epoch in range(start // per_epoch, -(-stop // per_epoch)):
+            order = _generator(key, "epoch", epoch).permutation(num_rows)[: per_epoch * self.batch_size]
+            first, last = max(start, epoch * per_epoch), min(stop, (epoch + 1) * per_epoch)
+            rows = order.reshape(per_epoch, self.batch_size)[first - epoch * per_epoch : last - epoch * per_epoch]
+            indices[first - start : last - start, : self.batch_size] = rows
+        mask = np.broadcast_to(np.arange(self.width) < self.batch_size, indices.shape).copy()
+        return Batches(indices, mask)
+
+    def why_unsupported(self, adjacency: Adjacency) -> str | None:
+        return None
+
+    def statement(self) -> str:
+        return (
+            "Batches are shuffled, not Poisson-sampled: the guarantee counts each record once an epoch, without "
+            "amplification by sampling, and is not the (usually much smaller) Poisson number."
+        )
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Every step sees batch_size fresh examples of a population, so that no record is ever used twice.
+
+    One record meets one Gaussian mechanism, whatever the number of steps. Under add/remove in the zero-out sense.
+
+    >>> Stream(64).sampling_probability is None
+    True
+    """
+
+    batch_size: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.batch_size < math.inf:
+            raise ValueError(f"Expected a finite batch_size > 0, got {self.batch_size}.")
+
+    @property
+    def expected_batch_size(self) -> float:
+        return self.batch_size
+
+    @property
+    def sampling_probability(self) -> None:
+        return None
+
+    @property
+    def num_examples(self) -> None:
+        return None
+
+    def dp_event(self, noise_multiplier: float, num_steps: int) -> Any:
+        from dp_accounting import GaussianDpEvent
+
+        return _compose(GaussianDpEvent(noise_multiplier), min(num_steps, 1))
+
+    def batch_noise_variance(self, mean: Any, second_moment: Any) -> Any:
+        """(E[g^2] - E[g]^2) / B: the variance of a mean of B independent examples, per coordinate.
+
+        >>> Stream(4).batch_noise_variance(mean=1.0, second_moment=3.0)
+        0.5
+        """
+        return (second_moment - mean**2) / self.batch_size
+
+    def why_unsupported(self, adjacency: Adjacency) -> str | None:
+        return None
+
+    def statement(self) -> str:
+        return "Every step uses fresh examples, each at most once, and the guarantee holds for such one-pass data only."
+
+
+def _compose(step: Any, count: int) -> Any:
+    from dp_accounting import NoOpDpEvent, SelfComposedDpEvent
+
+    return SelfComposedDpEvent(step, count) if count > 0 else NoOpDpEvent()
+
+
+def _round_up(width: int) -> int:
+    return -(-width // 8) * 8
+
+
+def _check_range(start: int, stop: int) -> None:
+    if not 0 <= start <= stop:
+        raise ValueError(f"Expected 0 <= start <= stop, got start {start} and stop {stop}.")
+
+
+def _generator(key: bytes, what: str, number: int) -> np.random.Generator:
+    """The generator of one block of steps, or of one epoch: a Philox cipher keyed by the first half of a SHA-256."""
+    digest = hashlib.sha256(key + b"|" + what.encode() + number.to_bytes(8, "big")).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
+
+
+def _batches_by_block(key: bytes, start: int, stop: int, draw_sizes, num_rows: int, width: int) -> Batches:
+    """Uniform subsets of the sizes that draw_sizes(generator) gives, drawn a block of steps at a time."""
+    _check_range(start, stop)
+    if not 0 <= num_rows < 2**31 - 2**20:
+        raise ValueError(f"Expected 0 <= num_rows < 2^31 - 2^20 (rows are int32), got {num_rows}.")
+    pieces = []
+    for block in range(start // STEPS_PER_BLOCK, -(-stop // STEPS_PER_BLOCK)):
+        rng = _generator(key, "block", block)
+        subsets = _uniform_subsets(rng, draw_sizes(rng), num_rows)
+        first = block * STEPS_PER_BLOCK
+        pieces.append(subsets[max(start - first, 0) : stop - first])
+    # A subset row holds its members in ascending order, then numbers >= num_rows.
+    width = max([width, *(_round_up(int((piece < num_rows).sum(axis=1).max(initial=0))) for piece in pieces)])
+    indices, mask = np.zeros((stop - start, width), np.int32), np.zeros((stop - start, width), bool)
+    step = 0
+    for piece in pieces:
+        piece = piece[:, :width]
+        rows, columns = slice(step, step + len(piece)), slice(0, piece.shape[1])
+        mask[rows, columns] = piece < num_rows
+        indices[rows, columns] = np.where(mask[rows, columns], piece, 0)
+        step += len(piece)
+    return Batches(indices, mask)
+
+
+def _uniform_subsets(rng: np.random.Generator, sizes: NDArray, num_rows: int) -> NDArray[np.int32]:
+    """Row s: a uniform subset of {0..num_rows-1} of size sizes[s], ascending, padded with numbers >= num_rows.
+
+    Members are drawn with replacement and all but one of each group of equal ones are drawn again until none are equal.
+    The procedure treats all rows of the data alike, so every subset of the size is equally likely: the law is exact.
+    """
+    columns = np.arange(int(sizes.max(initial=0)), dtype=np.int32)
+    padded = columns >= sizes[:, None]
+    if len(columns) > num_rows // 8:  # redrawing would take long: shuffle instead
+        order = rng.permuted(np.tile(np.arange(num_rows, dtype=np.int32), (len(sizes), 1)), axis=1)[:, : len(columns)]
+        return np.sort(np.where(padded, num_rows + columns, order), axis=1)
+    subsets = rng.integers(0, max(num_rows, 1), padded.shape, dtype=np.int32)
+    subsets = np.sort(np.where(padded, num_rows + columns, subsets), axis=1)
+    while True:
+        row, column = np.nonzero(subsets[:, 1:] == subsets[:, :-1])
+        if len(row) == 0:
+            return subsets
+        subsets[row, column] = rng.integers(0, num_rows, len(row), dtype=np.int32)
+        touched = np.unique(row)
+        subsets[touched] = np.sort(subsets[touched], axis=1)

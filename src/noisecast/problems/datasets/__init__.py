@@ -1,0 +1,70 @@
+"""Data as arrays: a user's file, a bundled data set or one of the paper's tasks; every bad input meets one sentence.
+
+`load_file` reads a file, `bundled` and the functions named after the tasks read what `DATASETS` lists. scikit-learn is
+imported only where a call needs it.
+"""
+
+from noisecast.problems.datasets.archives import (
+    Ratings,
+    TaggedTexts,
+    data_folder,
+    first_tag,
+    forum500,
+    imdb,
+    imdb_texts,
+    movielens,
+    multi_hot,
+    read_tagged_texts,
+    stackoverflow,
+)
+from noisecast.problems.datasets.bundled import BUNDLED, bundled, public_split
+from noisecast.problems.datasets.catalogue import DATASETS, Entry
+from noisecast.problems.datasets.dataset import DataError, Dataset, Features, encode_labels
+from noisecast.problems.datasets.encoders import (
+    Encoder,
+    MatrixEncoder,
+    TabularEncoder,
+    TextEncoder,
+    TextKind,
+    encoder_from_json,
+    read_bounds,
+    read_vocabulary,
+    tokenize,
+)
+from noisecast.problems.datasets.files import ReadOptions, load_features, load_file, load_test_file
+
+__all__ = [
+    "BUNDLED",
+    "DATASETS",
+    "DataError",
+    "Dataset",
+    "Encoder",
+    "Entry",
+    "Features",
+    "MatrixEncoder",
+    "Ratings",
+    "ReadOptions",
+    "TabularEncoder",
+    "TaggedTexts",
+    "TextEncoder",
+    "TextKind",
+    "bundled",
+    "data_folder",
+    "encode_labels",
+    "encoder_from_json",
+    "first_tag",
+    "forum500",
+    "imdb",
+    "imdb_texts",
+    "load_features",
+    "load_file",
+    "load_test_file",
+    "movielens",
+    "multi_hot",
+    "public_split",
+    "read_bounds",
+    "read_tagged_texts",
+    "read_vocabulary",
+    "stackoverflow",
+    "tokenize",
+]

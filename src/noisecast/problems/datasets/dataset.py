@@ -1,0 +1,218 @@
+"""What every reader returns: features and labels as arrays, and the one error that a bad input meets."""
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+
+# A NumPy array or a scipy.sparse.csr_array; SciPy ships no types, so a checker would refuse the union.
+Features: TypeAlias = Any
+
+MAX_CLASSES = 10_000
+
+
+class DataError(ValueError):
+    """A bad input, in one sentence on one line: what was expected, what was got and where, and the way out."""
+
+    def __init__(self, sentence: str):
+        # Cells and column names are quoted from the file and may hold line breaks.
+        super().__init__(re.sub(r"\s*[\r\n]\s*", " ", sentence))
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Examples as arrays: row i of `features` and `labels[i]` are one example, the unit of privacy.
+
+    Args:
+      name: what to call it in tables and messages.
+      features: (n, p) float32, a NumPy array or a `scipy.sparse.csr_array` without duplicate entries.
+      labels: (n,) int32 in 0 .. len(label_names) - 1.
+      label_names: what each label was called in the file. Names read from a private file are themselves private.
+
+    Raises: DataError if the shapes disagree, a label has no name or a feature is not finite.
+
+    >>> data = Dataset("toy", np.eye(3), np.array([0, 1, 1]), ("no", "yes"))
+    >>> data.num_examples, data.num_features, data.num_classes, data.content_hash[:8]
+    (3, 3, 2, '...')
+    >>> data.rows([2, 0]).labels
+    array([1, 0], dtype=int32)
+    """
+
+    name: str
+    features: Features
+    labels: np.ndarray
+    label_names: tuple[str, ...]
+
+    def __post_init__(self):
+        features = as_float32(self.features, self.name)
+        labels = np.asarray(self.labels)
+        shapes_agree = features.ndim == 2 and labels.shape == features.shape[:1]
+        if not shapes_agree or not np.issubdtype(labels.dtype, np.integer):
+            raise DataError(
+                f"Expected features (n, p) and integer labels (n,) in {self.name}, "
+                f"got {features.shape} and {labels.shape} of {labels.dtype}."
+            )
+        if labels.size and not 0 <= labels.min() <= labels.max() < len(self.label_names):
+            raise DataError(
+                f"Expected labels in 0 .. {len(self.label_names) - 1} in {self.name}, "
+                f"got {labels.min()} .. {labels.max()}."
+            )
+        object.__setattr__(self, "features", features)
+        object.__setattr__(self, "labels", labels.astype(np.int32, copy=False))
+        object.__setattr__(self, "label_names", tuple(self.label_names))
+
+    @property
+    def num_examples(self) -> int:
+        return self.features.shape[0]
+
+    @property
+    def num_features(self) -> int:
+        return self.features.shape[1]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.label_names)
+
+    @cached_property
+    def content_hash(self) -> str:
+        """sha256 of the features, labels and label names (not of `name`): the same in every process."""
+        return hash_arrays(*parts_of(self.features), self.labels, names=self.label_names)
+
+    def rows(self, indices) -> "Dataset":
+        """The examples at `indices` (integers, a mask or a slice), under the same name."""
+        if not isinstance(indices, slice):
+            indices = np.asarray(indices, dtype=None if np.size(indices) else np.int64)  # [] alone would be float
+        return Dataset(self.name, self.features[indices], self.labels[indices], self.label_names)
+
+
+def as_float32(features: Any, source: str = "the features") -> Features:
+    """Features as float32, sparse ones as a canonical CSR array; DataError names the row of one not finite.
+
+    >>> as_float32([[1, 2]])
+    array([[1., 2.]], dtype=float32)
+    """
+    with np.errstate(over="ignore"):  # What overflows float32 is reported below, with its row.
+        if sp.issparse(features):
+            matrix = sp.csr_array(features, dtype=np.float32)
+            if not matrix.has_canonical_format:
+                matrix = matrix.copy()
+                matrix.sum_duplicates()
+            values, features = matrix.data, matrix
+        else:
+            features = np.asarray(features, dtype=np.float32)
+            values = features
+    # The sum of finite numbers rarely overflows, and then costs one more look.
+    if not np.isfinite(values.sum(dtype=np.float64)) and not (finite := np.isfinite(values)).all():
+        bad = np.argwhere(~finite)[0]
+        indptr = getattr(features, "indptr", None)
+        row = bad[0] if indptr is None else np.searchsorted(indptr, bad[0], side="right") - 1
+        raise DataError(
+            f"Expected values finite in float32, got {values[tuple(bad)]} in row {row + 1} of {source}; "
+            "mend or drop that row."
+        )
+    return features
+
+
+def parts_of(features: Features) -> tuple[np.ndarray, ...]:
+    """The arrays that say what a feature matrix holds, for hashing."""
+    if sp.issparse(features):
+        return (np.array(features.shape), features.indptr, features.indices, features.data)
+    return (features,)
+
+
+def hash_arrays(*arrays: np.ndarray, names: Sequence[str] = ()) -> str:
+    """sha256 over shapes, values (little-endian, integers as 64 bit) and names: independent of machine and process.
+
+    >>> hash_arrays(np.array([1, 2])) == hash_arrays(np.array([1, 2], dtype=np.int32))
+    True
+    """
+    digest = hashlib.sha256()
+    for array in arrays:
+        wide = "<i8" if np.issubdtype(array.dtype, np.integer) else "<f4"
+        digest.update(f"{array.shape}{wide};".encode())
+        digest.update(np.ascontiguousarray(array, dtype=wide).data)
+    digest.update(repr(tuple(names)).encode())
+    return digest.hexdigest()
+
+
+def encode_labels(
+    cells, *, source: str, label_names: Sequence[str] | None = None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels as integers, and their names: sorted (numbers by size), or those of the training file.
+
+    Args:
+      cells: (n,) strings or numbers; 1, 1.0 and "1" are one name.
+      source: the file, for messages.
+      label_names: impose these names (a test file); otherwise they are found, and there must be two or more.
+
+    Returns: labels (n,) int32, label names.
+    Raises: DataError for a missing cell, a label not in `label_names`, one class only, or too many to be a label.
+
+    >>> encode_labels(["10", "9", "10"], source="a.csv")
+    (array([1, 0, 1], dtype=int32), ('9', '10'))
+    """
+    names = np.array([label_name(cell) for cell in cells], dtype=object)
+    missing = np.flatnonzero(names == "")
+    if missing.size:
+        raise DataError(f"Row {missing[0] + 1} of {source} has no label; fill it in or leave the row out.")
+    found = set(names)
+    if label_names is None:
+        label_names = sorted(found, key=_by_size_then_alphabet)
+        _check_class_count(len(label_names), names, source)
+    index = {name: i for i, name in enumerate(label_names)}
+    if unknown := found - set(index):
+        row = next(i for i, name in enumerate(names) if name in unknown)
+        raise DataError(
+            f"Row {row + 1} of {source} has the label '{names[row][:40]}', which the training file does not; "
+            f"expected one of {listed(label_names)}."
+        )
+    return np.array([index[name] for name in names], dtype=np.int32), tuple(label_names)
+
+
+def label_name(cell) -> str:
+    """A label cell as a name: stripped, 1.0 as "1", missing as ""."""
+    name = "" if cell is None else str(cell).strip()
+    if name.lower() in {"nan", "<na>"}:
+        return ""
+    return re.sub(r"^\+?(-?\d+)(\.0*)?$", r"\1", name)
+
+
+def _by_size_then_alphabet(name: str) -> tuple[float, str]:
+    try:
+        number = float(name)
+    except ValueError:
+        return (math.inf, name)
+    return (math.inf if math.isnan(number) else number, name)
+
+
+def _check_class_count(num_classes: int, names: np.ndarray, source: str) -> None:
+    if num_classes == 1:
+        raise DataError(f"Expected two or more classes in {source}, got only '{names[0][:40]}'; nothing can be learnt.")
+    # A file of two rows may well hold two classes.
+    if num_classes > MAX_CLASSES or (len(names) > 2 and num_classes > 0.9 * len(names)):
+        raise DataError(
+            f"Expected a label with at most {MAX_CLASSES:,} classes, most of them repeated, got {num_classes:,} in the "
+            f"{len(names):,} rows of {source}; this is probably an id or a measured value, name another label column."
+        )
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Names for a sentence, cut where they would flood it.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    shown = ", ".join(str(name)[:40] for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+
+
+def first_repeated(names: Sequence[str]) -> str | None:
+    """The first name that occurs twice, or None."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -1,0 +1,335 @@
+"""From a user's file to a `Dataset` and back again: for training, for the test file, and for prediction.
+
+`load_file` fits the encoder; `load_test_file` and `load_features` read other files as the training file was read.
+"""
+
+import io
+import re
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+from noisecast.problems.datasets.dataset import DataError, Dataset, Features, encode_labels, listed
+from noisecast.problems.datasets.encoders import (
+    Encoder,
+    MatrixEncoder,
+    TabularEncoder,
+    TextEncoder,
+    TextKind,
+    read_bounds,
+    read_vocabulary,
+)
+from noisecast.problems.datasets.tables import (
+    column_of,
+    existing_file,
+    file_suffix,
+    read_bytes,
+    read_table,
+    text_column,
+)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How a training file is read.
+
+    Args:
+      label: the label's column in a table; svmlight and npz files say by themselves where it is.
+      text: the column of a table that holds texts; all others but the label are then ignored.
+      columns: the numeric columns to use; None for all but the label.
+      text_kind: how texts become numbers, see `TextEncoder`.
+      vocabulary: a file with a public vocabulary; None to take the most frequent words of the texts (then private).
+      vocabulary_size: columns at most, where the vocabulary is taken from the texts.
+      max_tokens: tokens used of each text.
+      bounds: a file with public bounds of the numeric columns, see `read_bounds`.
+      unit_rows: divide each row by its own L2 norm.
+    """
+
+    label: str = "label"
+    text: str | None = None
+    columns: tuple[str, ...] | None = None
+    text_kind: TextKind = "term-frequency"
+    vocabulary: str | Path | None = None
+    vocabulary_size: int = 10_000
+    max_tokens: int | None = None
+    bounds: str | Path | None = None
+    unit_rows: bool = False
+
+
+def load_file(path, options: ReadOptions | None = None) -> tuple[Dataset, Encoder]:
+    """A training file as a dataset, and the encoder that reads other files like it.
+
+    Args:
+      path: .csv, .tsv, .parquet, .svm / .svmlight / .libsvm or .npz, each perhaps with .gz. An .npz holds `features` or
+        `X`, or the CSR arrays `indptr`, `indices` and `data` or `counts` (with `num_tokens` counts become term
+        frequencies), and `labels`, `label` or `y`. All rows are returned, also where it holds `num_train`.
+      options: see `ReadOptions`.
+
+    Raises: DataError, one sentence, for whatever is wrong with the file or the options.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "toy.csv")
+    >>> _ = file.write_text("age,label\\n20,no\\n40,yes\\n30,no\\n")
+    >>> data, encoder = load_file(file)
+    >>> data.features.ravel(), data.labels, data.label_names
+    (array([20., 40., 30.], dtype=float32), array([0, 1, 0], dtype=int32), ('no', 'yes'))
+    >>> load_features(file, encoder).shape
+    (3, 1)
+    """
+    options = options or ReadOptions()
+    raw = _read(path)
+    labels, label_names = encode_labels(_label_cells(raw, options.label), source=raw.source)
+    encoder = _fit_encoder(raw, options)
+    return Dataset(Path(path).name, encoder.encode(raw.rows, raw.source), labels, label_names), encoder
+
+
+def load_test_file(path, encoder: Encoder, label_names: Sequence[str], *, label: str = "label") -> Dataset:
+    """A labelled file, read with the encoder and the label names of the training file.
+
+    Raises: DataError, also for a label that the training file does not have.
+    """
+    raw = _read(path)
+    features = encoder.encode(raw.rows, raw.source)
+    labels, names = encode_labels(_label_cells(raw, label), source=raw.source, label_names=label_names)
+    return Dataset(Path(path).name, features, labels, names)
+
+
+def load_features(path, encoder: Encoder) -> Features:
+    """The (n, p) features of a file, whose labels may be missing and are not looked at."""
+    raw = _read(path)
+    return encoder.encode(raw.rows, raw.source)
+
+
+class _RawFile(NamedTuple):
+    """A file before encoding: a table (its label is a column) or a matrix with its labels beside it."""
+
+    rows: pd.DataFrame | Features
+    labels: np.ndarray | None
+    source: str
+
+
+def _read(path) -> _RawFile:
+    suffix = file_suffix(existing_file(path))
+    if suffix not in _READERS:
+        raise DataError(f"Expected a file that ends in {', '.join(_READERS)} (and perhaps .gz), got {path}.")
+    rows, labels = _READERS[suffix](path)
+    return _RawFile(rows, labels, str(path))
+
+
+def _label_cells(raw: _RawFile, label: str):
+    if isinstance(raw.rows, pd.DataFrame):
+        return column_of(raw.rows, label, raw.source)
+    if raw.labels is None:
+        raise DataError(f"Expected an array 'labels', 'label' or 'y' in {raw.source}, got none.")
+    return raw.labels
+
+
+def _fit_encoder(raw: _RawFile, options: ReadOptions) -> Encoder:
+    if not isinstance(raw.rows, pd.DataFrame):
+        if options.text or options.columns or options.bounds or options.vocabulary:
+            raise DataError(f"Expected a table for text, vocabulary, columns or bounds, got the matrix {raw.source}.")
+        return _fit_matrix(raw, options)
+    if options.text is not None:
+        if options.columns or options.bounds:
+            raise DataError(f"Expected columns and bounds only without a text column, got them with '{options.text}'.")
+        return _fit_text(raw, options)
+    if options.vocabulary or options.max_tokens:
+        raise DataError(
+            f"Expected a vocabulary or max_tokens only with a text column, got none named for {raw.source}."
+        )
+    return _fit_tabular(raw.rows, options, raw.source)
+
+
+def _fit_matrix(raw: _RawFile, options: ReadOptions) -> MatrixEncoder:
+    # Where no line of an svmlight file names feature 0, its features are numbered from 1.
+    numbered_from_1 = file_suffix(raw.source) in _SVMLIGHT and not (raw.rows.indices == 0).any()
+    return MatrixEncoder.fit(raw.rows, first_column=int(numbered_from_1), unit_rows=options.unit_rows)
+
+
+def _fit_text(raw: _RawFile, options: ReadOptions) -> TextEncoder:
+    column = options.text
+    assert column is not None
+    if column == options.label:
+        raise DataError(f"Expected a text column other than the label, got '{column}' for both.")
+    texts = text_column(raw.rows, column, raw.source)
+    fields = {"column": column, "max_tokens": options.max_tokens, "unit_rows": options.unit_rows}
+    if options.vocabulary is not None:
+        words = read_vocabulary(options.vocabulary)
+        return TextEncoder(options.text_kind, words, vocabulary_is_private=False, **fields)
+    return TextEncoder.fit(texts, options.text_kind, vocabulary_size=options.vocabulary_size, **fields)
+
+
+def _fit_tabular(frame: pd.DataFrame, options: ReadOptions, source: str) -> TabularEncoder:
+    columns = options.columns or tuple(name for name in frame.columns if name != options.label)
+    if options.label in columns:
+        raise DataError(f"Expected feature columns without the label, got '{options.label}' among them.")
+    if "" in columns:
+        raise DataError(
+            f"Column {list(frame.columns).index('') + 1} of {source} has no name, as a saved row index has; "
+            "remove it or name the columns to use."
+        )
+    bounds = None if options.bounds is None else read_bounds(options.bounds)
+    return TabularEncoder.fit(columns, bounds=bounds, unit_rows=options.unit_rows)
+
+
+def _read_table(path) -> tuple[pd.DataFrame, None]:
+    return read_table(path), None
+
+
+def _read_svmlight(path) -> tuple[sp.csr_array, np.ndarray]:
+    """Features as numbered in the file (so column 0 may be empty) and labels of an svmlight file."""
+    try:
+        from sklearn.datasets import load_svmlight_file
+    except ImportError:
+        raise DataError(f"Reading {path} needs scikit-learn; run pip install 'noisecast[train]'.") from None
+
+    content = read_bytes(path)
+    try:
+        zero_based: Any = True  # scikit-learn types it as str
+        matrix, labels = load_svmlight_file(io.BytesIO(content), zero_based=zero_based, dtype=np.float64)[:2]
+        if np.isfinite(matrix.data).all() and labels.size:
+            return sp.csr_array(matrix), labels
+    except (ValueError, OverflowError):
+        pass
+    # The fast reader names no line, so a slow one looks for it.
+    raise DataError(_svmlight_complaint(content.decode("utf-8", errors="replace"), path))
+
+
+def _svmlight_complaint(text: str, path) -> str:
+    for number, line in enumerate(text.splitlines(), start=1):
+        cells = line.split("#")[0].split()
+        last = -1
+        if cells and not _FLOAT.fullmatch(cells[0]):
+            return f"Line {number} of {path} starts with '{cells[0][:40]}', expected one number as the label."
+        for cell in (cell for cell in cells[1:] if not cell.startswith("qid:")):
+            index, _, value = cell.partition(":")
+            if not (re.fullmatch(r"\d{1,9}", index) and _FLOAT.fullmatch(value)):
+                return f"Line {number} of {path} holds '{cell[:40]}', expected feature:finite number, as in 3:0.5."
+            if int(index) <= last:
+                return f"Line {number} of {path} names feature {index} after {last}, expected increasing numbers."
+            last = int(index)
+    return f"{path} holds no readable svmlight line, expected lines such as '1 3:0.5 7:1'."
+
+
+_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?")
+
+
+def _read_npz(path) -> tuple[Features, np.ndarray | None]:
+    arrays = read_npz(path)
+    labels = next((arrays[name] for name in ("labels", "label", "y") if name in arrays), None)
+    dense = next((arrays[name] for name in ("features", "X") if name in arrays), None)
+    if dense is None and "indptr" not in arrays:
+        raise DataError(
+            f"Expected the array 'features' or 'X' in {path}, or 'indptr', 'indices' and 'data' or 'counts', "
+            f"got {listed(sorted(arrays))}."
+        )
+    features: Any = csr_from_arrays(arrays, path) if dense is None else dense
+    if features.ndim != 2 or features.dtype.kind not in "iufb" or 0 in features.shape:
+        raise DataError(f"Expected numeric features (n, p) in {path}, got {features.dtype} {features.shape}.")
+    if labels is not None and labels.shape != features.shape[:1]:
+        raise DataError(f"Expected {features.shape[0]} labels in {path}, one a row, got the shape {labels.shape}.")
+    return features, labels
+
+
+def read_npz(path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file; DataError if it is garbled or holds pickled objects, which could run code."""
+    content = read_bytes(path)
+    unreadable = DataError(f"{path} is not a readable .npz file; save arrays with np.savez.")
+    # np.load takes whatever is no archive for a pickle.
+    if not zipfile.is_zipfile(io.BytesIO(content)):
+        raise unreadable
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:  # Garbled bytes make zipfile and NumPy raise errors of a dozen types.
+        if "allow_pickle" not in str(error):
+            raise unreadable from None
+        raise DataError(
+            f"{path} holds pickled Python objects, which could run code when read; save plain number or string arrays "
+            "with np.savez."
+        ) from None
+
+
+def csr_from_arrays(arrays: dict[str, np.ndarray], path) -> Features:
+    """The matrix of CSR arrays, checked; `counts` with `num_tokens` (n,) become term frequencies counts / num_tokens.
+
+    >>> arrays = dict(indptr=[0, 2, 3], indices=[0, 1, 1], counts=[1, 3, 2], num_tokens=[4, 4], num_features=2)
+    >>> csr_from_arrays({name: np.array(value) for name, value in arrays.items()}, "toy.npz").toarray()
+    array([[0.25, 0.75],
+           [0.  , 0.5 ]], dtype=float32)
+    """
+    values_name = "counts" if "counts" in arrays else "data"
+    for name in ("indptr", "indices", values_name):
+        if name not in arrays or arrays[name].ndim != 1 or arrays[name].dtype.kind not in "iuf":
+            raise DataError(f"Expected an array '{name}' (k,) of numbers in {path}, got {listed(sorted(arrays))}.")
+    indptr, indices = arrays["indptr"], arrays["indices"]
+    values = arrays[values_name].astype(np.float32)
+    if not _is_csr(indptr, indices, values):
+        raise DataError(
+            f"Expected indptr from 0 upwards to {len(indices)} (the length of indices and {values_name}) and "
+            f"non-negative integer indices in {path}."
+        )
+    width = _width(arrays, indices, path)
+    if indices.size and indices.max() >= width:
+        raise DataError(f"Expected indices below {width} (the number of features) in {path}, got {indices.max()}.")
+    if values_name == "counts":
+        values = _counts_or_frequencies(values, indptr, arrays, path)
+    return sp.csr_array((values, indices.astype(np.int32), indptr), shape=(len(indptr) - 1, width))
+
+
+def _is_csr(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray) -> bool:
+    if indptr.dtype.kind not in "iu" or indices.dtype.kind not in "iu" or len(indptr) < 2:
+        return False
+    rising = (np.diff(indptr.astype(np.int64)) >= 0).all()
+    lengths_agree = indptr[0] == 0 and indptr[-1] == len(indices) == len(values)
+    return bool(rising and lengths_agree and (indices.size == 0 or indices.min() >= 0))
+
+
+def whole_number(arrays: dict[str, np.ndarray], name: str, path) -> int:
+    """The integer that an .npz file holds under a name, or a DataError."""
+    value = arrays[name]
+    if value.size != 1 or value.dtype.kind not in "iu":
+        raise DataError(f"Expected one integer as '{name}' in {path}, got {value.dtype} {value.shape}.")
+    return int(value.item())
+
+
+def _width(arrays: dict[str, np.ndarray], indices: np.ndarray, path) -> int:
+    if "num_features" in arrays:
+        return whole_number(arrays, "num_features", path)
+    if "shape" in arrays and arrays["shape"].shape == (2,):
+        return int(arrays["shape"][1])
+    return int(indices.max()) + 1 if indices.size else 0
+
+
+def _counts_or_frequencies(counts: np.ndarray, indptr: np.ndarray, arrays: dict[str, np.ndarray], path) -> np.ndarray:
+    if counts.size and not counts.min() >= 0:
+        row = np.searchsorted(indptr, np.flatnonzero(~(counts >= 0))[0], side="right")
+        raise DataError(f"Expected counts >= 0 in {path}, got {counts[~(counts >= 0)][0]:g} in row {row}.")
+    if "num_tokens" not in arrays:
+        return counts
+    num_tokens, entries = arrays["num_tokens"], np.diff(indptr)
+    if num_tokens.shape != entries.shape or num_tokens.dtype.kind not in "iuf":
+        raise DataError(f"Expected num_tokens ({len(entries)},) in {path}, one a row, got {num_tokens.shape}.")
+    totals = np.bincount(np.repeat(np.arange(len(entries)), entries), weights=counts, minlength=len(entries))
+    enough = (totals <= num_tokens) & ((num_tokens > 0) | (entries == 0))
+    if not enough.all():
+        row = np.flatnonzero(~enough)[0]
+        raise DataError(
+            f"Expected num_tokens positive and at least the sum of counts in {path}, got {num_tokens[row]} tokens and "
+            f"{totals[row]:g} counts in row {row + 1}."
+        )
+    return counts / np.repeat(num_tokens, entries).astype(np.float32)
+
+
+_SVMLIGHT = (".svm", ".svmlight", ".libsvm")
+_READERS: dict[str, Callable] = {
+    **dict.fromkeys((".csv", ".tsv", ".parquet"), _read_table),
+    **dict.fromkeys(_SVMLIGHT, _read_svmlight),
+    ".npz": _read_npz,
+}

@@ -1,0 +1,192 @@
+"""Tables as users have them (CSV, TSV, Parquet, gzipped or not), strictly: what is odd is reported, not guessed at."""
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+
+from noisecast.problems.datasets.dataset import DataError, first_repeated, listed
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+MAX_BLOCK = 2**31 - 1  # Arrow counts a block's bytes in 32 bits.
+
+
+def file_suffix(path) -> str:
+    """The suffix that says the format, in lower case and without `.gz`.
+
+    >>> file_suffix("a/b.CSV.gz")
+    '.csv'
+    """
+    name = str(path).lower().removesuffix(".gz")
+    return Path(name).suffix
+
+
+def existing_file(path) -> Path:
+    """The path with ~ expanded; DataError if nothing is there, or a directory."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        raise DataError(f"Expected a file, got the directory {path}; name a file in it.")
+    if not path.exists():
+        raise DataError(f"There is no file {path}; check the path.")
+    return path
+
+
+def read_bytes(path) -> bytes:
+    """A file's bytes, unpacked if it ends in `.gz`; DataError if it is missing, a directory, unreadable or empty."""
+    path = existing_file(path)
+    try:
+        content = path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            content = gzip.decompress(content)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file ({error}); fetch or compress it again.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    if not content.strip():
+        raise DataError(f"{path} is empty.")
+    return content
+
+
+def decode(content: bytes, source) -> str:
+    """UTF-8 text (a byte-order mark is dropped); DataError naming the first line that is not UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"Line {line} of {source} is not UTF-8 text; save the file as UTF-8.") from None
+
+
+def read_table(path) -> pd.DataFrame:
+    """A CSV or TSV file with all cells as text (empty cells as ""), or a Parquet file with its own types.
+
+    Args:
+      path: ends in .csv, .tsv or .parquet, and perhaps .gz.
+
+    Raises: DataError for a file that is unreadable, without rows, ragged (naming the row), not UTF-8 (naming the line),
+      or with a column name twice.
+    """
+    content = read_bytes(path)
+    if file_suffix(path) != ".parquet":
+        return read_csv(content, path, delimiter=DELIMITERS.get(file_suffix(path), ","))
+    try:
+        table = pa_parquet.read_table(pa.BufferReader(content))
+        names = table.column_names
+    except Exception as error:  # Garbled bytes make Arrow raise errors of many types.
+        raise DataError(f"{path} is not a readable Parquet file: {_first_line(error)}") from None
+    _check_column_names(names, path)
+    # The index that pandas wrote into the file is no measurement.
+    table = table.drop_columns([name for name in names if re.fullmatch(r"__index_level_\d+__", name)])
+    return _with_rows(table.replace_schema_metadata(None), path)
+
+
+def read_csv(content: bytes, source, *, delimiter: str, header: list[str] | None = None) -> pd.DataFrame:
+    """The bytes of a CSV file with all cells as text; `header` names the columns of a file without a header line."""
+    text = decode(content, source).lstrip("\r\n")
+    try:
+        names = header or next(csv.reader(io.StringIO(text, newline=None), delimiter=delimiter))
+    except csv.Error as error:
+        raise DataError(f"{source} does not start with a line of column names ({error}).") from None
+    _check_column_names([name.strip() for name in names], source)
+    ragged = []
+
+    def remember(row) -> str:
+        ragged.append(row)
+        return "error"
+
+    try:
+        table = pa_csv.read_csv(
+            pa.BufferReader(text.encode()),
+            # One thread and one block: row numbers are known, and a long text straddles no block.
+            read_options=pa_csv.ReadOptions(
+                use_threads=False, block_size=min(len(content) + 1, MAX_BLOCK), column_names=header
+            ),
+            parse_options=pa_csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=remember
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                column_types={name: pa.string() for name in names}, strings_can_be_null=False
+            ),
+        )
+        table = table.rename_columns([name.strip() for name in names])
+    except pa.ArrowInvalid as error:
+        if ragged:
+            row = ragged[0].number - (0 if header else 1)
+            raise DataError(
+                f"Row {row} of {source} has {ragged[0].actual_columns} cells, expected {ragged[0].expected_columns}; "
+                "is a quote or a separator missing or unescaped?"
+            ) from None
+        if "Empty CSV" in str(error):
+            raise DataError(f"{source} has a header ({listed(names)}) but no rows.") from None
+        raise DataError(f"{source} cannot be read as a table: {_first_line(error)}") from None
+    return _with_rows(table, source)
+
+
+def _with_rows(table: pa.Table, source) -> pd.DataFrame:
+    if not table.num_rows:
+        raise DataError(f"{source} has a header ({listed(table.column_names)}) but no rows.")
+    return table.to_pandas(ignore_metadata=True)
+
+
+def _check_column_names(names: list[str], path) -> None:
+    repeated = first_repeated(names)
+    if repeated is not None:
+        raise DataError(f"Expected every column of {path} once, got '{repeated}' twice; rename one.")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".") + "."
+
+
+def column_of(frame: pd.DataFrame, column: str, source: str) -> pd.Series:
+    """A column, or a DataError that lists the columns there are."""
+    if column not in frame.columns:
+        raise DataError(f"Expected a column '{column}' in {source}, got the columns {listed(list(frame.columns))}.")
+    return pd.Series(frame[column])
+
+
+def numeric_column(frame: pd.DataFrame, column: str, source: str) -> np.ndarray:
+    """A column as (n,) float64; DataError naming the first row whose cell is missing, not a number or not finite.
+
+    >>> numeric_column(pd.DataFrame({"age": ["1", " 2.5"]}), "age", "a.csv")
+    array([1. , 2.5])
+    """
+    cells = column_of(frame, column, source)
+    if pd.api.types.is_datetime64_any_dtype(cells) or pd.api.types.is_timedelta64_dtype(cells):
+        raise DataError(f"Expected numbers in column '{column}' of {source}, got dates; leave the column out.")
+    try:
+        values = pd.Series(pd.to_numeric(cells, errors="coerce")).to_numpy(dtype=np.float64, na_value=np.nan)
+    except TypeError:
+        raise DataError(f"Expected numbers in column '{column}' of {source}, got {cells.iloc[0]!r} in row 1.") from None
+    bad = np.flatnonzero(~np.isfinite(values))
+    if not bad.size:
+        return values
+    row, cell = bad[0] + 1, cells.iloc[bad[0]]
+    where = f"in row {row} of column '{column}' of {source}"
+    if cell is None or cell is pd.NA or not str(cell).strip():
+        raise DataError(f"Expected a number, got nothing {where}; fill it in or leave the row out.")
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"Expected a number, got '{str(cell)[:40]}' {where}; encode the column as numbers, leave it out by naming "
+            "the columns to use, or name the text column if the file's examples are texts."
+        ) from None
+    raise DataError(f"Expected a finite number, got {cell} {where}; mend it or leave the row out.")
+
+
+def text_column(frame: pd.DataFrame, column: str, source: str) -> list[str]:
+    """A column as texts (a missing one is empty); DataError naming the first row that is not text."""
+    cells = column_of(frame, column, source).tolist()
+    texts = ["" if cell is None or cell is pd.NA or cell != cell else cell for cell in cells]
+    for row, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise DataError(f"Expected text in column '{column}' of {source}, got {text!r} in row {row}.")
+    return texts

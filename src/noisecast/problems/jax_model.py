@@ -1,0 +1,215 @@
+"""Any JAX loss over a pytree of parameters: Flax, Equinox or a plain function, clipped example by example."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from noisecast.problems import data_moments
+from noisecast.problems.local_quadratic import LocalQuadratic, local_quadratic_by_lanczos
+from noisecast.problems.problem import fingerprint_of
+
+Array = jax.Array
+PyTree = Any
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["train", "test", "start"],
+    meta_fields=["example_loss", "example_is_correct", "unravel", "microbatch_size", "name", "fingerprint"],
+)
+@dataclass(frozen=True)
+class JaxModel:
+    """Mean over examples of loss(params, example). Made by `jax_model`."""
+
+    train: PyTree
+    test: PyTree | None
+    start: Array
+    example_loss: Callable[[PyTree, PyTree], Array]
+    example_is_correct: Callable[[PyTree, PyTree], Array] | None
+    unravel: Callable[[Array], PyTree]
+    microbatch_size: int
+    name: str
+    fingerprint: str
+
+    why_no_closed_form = (
+        "closed_form cannot answer a general model: its loss is not quadratic and its clipping changes along the path. "
+        'Use runner "training" or "sde".'
+    )
+
+    @property
+    def num_params(self) -> int:
+        return self.start.shape[0]
+
+    @property
+    def num_examples(self) -> int:
+        return jax.tree.leaves(self.train)[0].shape[0]
+
+    def initial_params(self) -> Array:
+        return self.start
+
+    def params_tree(self, params: Array) -> PyTree:
+        """The flat vector (d,) as the user's own pytree."""
+        return self.unravel(jnp.asarray(params))
+
+    def examples(self, draw: Array, mask: Array) -> tuple[PyTree, Array]:
+        return jax.tree.map(lambda array: array[draw], self.train), mask
+
+    def clipped_sum(self, params: Array, examples: tuple[PyTree, Array], l2_clip_norm: Array) -> Array:
+        batch, mask = examples
+        return self._sum(lambda g, _, present: jnp.where(present, g, 0.0), params, batch, mask, l2_clip_norm)
+
+    def weighted_clipped_sum(self, params: Array, weights: Array, l2_clip_norm: Array) -> Array:
+        return self._sum(lambda g, _, weight: weight * g, params, self.train, weights, l2_clip_norm)
+
+    def clipped_gradient_moments(self, params: Array, l2_clip_norm: Array) -> tuple[Array, Array]:
+        def moments(g, _, present):
+            return jnp.where(present, g, 0.0), jnp.where(present, g**2, 0.0)
+
+        sums = self._sum(moments, params, self.train, self._everyone(), l2_clip_norm)
+        return sums[0] / self.num_examples, sums[1] / self.num_examples
+
+    def evaluate(self, params: Array, l2_clip_norm: Array) -> dict[str, Array]:
+        """Loss, gradient norm, clip fraction; test loss and accuracies where examples and a rule for them were given."""
+
+        def look(g, norm, present):
+            return jnp.where(present, g, 0.0), jnp.where(present, norm > l2_clip_norm, False).astype(jnp.float32)
+
+        gradient, clipped = self._sum(look, params, self.train, self._everyone(), jnp.inf)
+        metrics = self._fit(params, self.train, "")
+        if self.test is not None:
+            metrics |= self._fit(params, self.test, "test_")
+        n = self.num_examples
+        return metrics | {"gradient_norm": jnp.linalg.norm(gradient) / n, "clip_fraction": clipped / n}
+
+    prepare_moments = staticmethod(data_moments.prepare_moments)
+    gradient_moments = data_moments.gradient_moments
+    gradient_noise = data_moments.gradient_noise
+    shrink_factor = data_moments.shrink_factor
+
+    def local_quadratic(self, params: Array) -> LocalQuadratic:
+        """Loss, gradient and Hessian at `params`, the Hessian by stochastic Lanczos quadrature."""
+
+        def mean_loss(at: Array) -> Array:
+            return self._fit(at, self.train, "")["loss"]
+
+        gradient = jax.grad(mean_loss)
+        product = jax.jit(lambda vector: jax.jvp(gradient, (params,), (vector,))[1])
+        return local_quadratic_by_lanczos(
+            loss=float(mean_loss(params)),
+            gradient=np.asarray(gradient(params)),
+            hessian_vector=lambda vector: np.asarray(product(jnp.asarray(vector, params.dtype))),
+        )
+
+    def _fit(self, params: Array, examples: PyTree, prefix: str) -> dict[str, Array]:
+        tree = self.unravel(params)
+        size = min(1024, jax.tree.leaves(examples)[0].shape[0])
+        measures = {"loss": self.example_loss}
+        if self.example_is_correct is not None:
+            measures["accuracy"] = self.example_is_correct
+        return {
+            prefix + name: jax.lax.map(partial(measure, tree), examples, batch_size=size).astype(jnp.float32).mean()
+            for name, measure in measures.items()
+        }
+
+    def _everyone(self) -> Array:
+        return jnp.ones(self.num_examples, bool)
+
+    def _sum(self, measure, params: Array, examples: PyTree, weights: Array, l2_clip_norm: Array):
+        """sum_i measure(clip(g_i), |g_i|, weight_i), `microbatch_size` per-example gradients in memory at a time.
+
+        Microbatches are memory, not mathematics: each gradient is clipped on its own and the sum runs over all of them.
+        """
+
+        def one(example, weight):
+            gradient = ravel_pytree(jax.grad(self.example_loss)(self.unravel(params), example))[0]
+            norm = jnp.linalg.norm(gradient)
+            factor = jnp.minimum(1.0, l2_clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+            # A gradient that is not finite has no direction to clip to: the example contributes nothing.
+            return measure(jnp.where(jnp.isfinite(norm), gradient * factor, 0.0), norm, weight)
+
+        size = min(self.microbatch_size, weights.shape[0])
+        missing = -weights.shape[0] % size
+        padded = jax.tree.map(
+            lambda array: jnp.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)).reshape(
+                -1, size, *array.shape[1:]
+            ),
+            (examples, weights),
+        )
+
+        def add(total, microbatch):
+            part = jax.tree.map(lambda values: values.sum(axis=0), jax.vmap(one)(*microbatch))
+            return jax.tree.map(jnp.add, total, part), None
+
+        zero = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+            jax.eval_shape(one, *jax.tree.map(lambda array: array[0, 0], padded)),
+        )
+        return jax.lax.scan(add, zero, padded)[0]
+
+
+def jax_model(
+    loss: Callable[[PyTree, PyTree], Array],
+    params: PyTree,
+    examples: PyTree,
+    *,
+    test_examples: PyTree | None = None,
+    is_correct: Callable[[PyTree, PyTree], Array] | None = None,
+    microbatch_size: int = 64,
+    name: str = "model",
+) -> JaxModel:
+    """Train any JAX model privately.
+
+    Args:
+      loss: loss(params, example) -> scalar, of one example, with no knowledge of any other (no batch statistics).
+      params: pytree of floating-point arrays: where training starts. It must not depend on the private examples.
+      examples: pytree of arrays with a common leading axis, one row an example.
+      test_examples: the same for the test set.
+      is_correct: is_correct(params, example) -> bool, for accuracies.
+      microbatch_size: per-example gradients held in memory at once; never changes the result beyond rounding.
+      name: as shown.
+    Raises:
+      ValueError: no examples, unequal numbers of rows, parameters or a loss of the wrong kind.
+
+    >>> def squared_error(params, example):
+    ...     x, y = example
+    ...     return 0.5 * (params["w"] @ x - y) ** 2
+    >>> x, y = np.eye(4, 2, dtype=np.float32), np.ones(4, np.float32)
+    >>> problem = jax_model(squared_error, {"w": np.zeros(2, np.float32)}, (x, y))
+    >>> problem.num_params, float(problem.evaluate(problem.initial_params(), 1.0)["loss"])
+    (2, 0.5)
+    """
+    train = _checked_examples(examples, "examples")
+    test = _checked_examples(test_examples, "test_examples") if test_examples is not None else None
+    leaves = jax.tree.leaves(params)
+    if not leaves or not all(np.issubdtype(np.asarray(leaf).dtype, np.floating) for leaf in leaves):
+        raise ValueError(
+            "Expected params to be a pytree of floating-point arrays; for an Equinox model pass "
+            "equinox.partition(model, equinox.is_array)[0] and combine inside the loss."
+        )
+    if microbatch_size < 1:
+        raise ValueError(f"Expected microbatch_size >= 1, got {microbatch_size}.")
+    one_example = jax.tree.map(lambda array: array[0], train)
+    shape = jax.eval_shape(loss, params, one_example).shape
+    if shape != ():
+        raise ValueError(f"Expected loss(params, example) to be a scalar of one example, got shape {shape}.")
+    start, unravel = ravel_pytree(jax.tree.map(jnp.asarray, params))
+    computation = str(jax.make_jaxpr(loss)(params, one_example))
+    data = [np.asarray(leaf) for leaf in jax.tree.leaves((train, test))]
+    return JaxModel(
+        train, test, start.astype(jnp.float32), loss, is_correct, unravel, microbatch_size, name,
+        fingerprint_of("jax_model", computation, np.asarray(start), *data),
+    )  # fmt: skip
+
+
+def _checked_examples(examples: PyTree, what: str) -> PyTree:
+    arrays = jax.tree.map(jnp.asarray, examples)
+    rows = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(arrays)}
+    if len(rows) != 1 or rows & {None, 0}:
+        raise ValueError(f"Expected {what} to be arrays with a common leading axis of length >= 1, got {rows or 'none'}.")
+    return arrays

@@ -1,0 +1,112 @@
+"""Feature rows of a data set on the device, dense or sparse: the four products that linear models are made of."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+Array = jax.Array
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["values", "squared_norms"], meta_fields=[])
+@dataclass(frozen=True)
+class DenseRows:
+    """Rows x_i as a matrix.
+
+    Args:
+      values: (n, p) float32.
+      squared_norms: |x_i|^2, rounded up; (n,).
+    """
+
+    values: Array
+    squared_norms: Array
+
+    @property
+    def num_features(self) -> int:
+        return self.values.shape[1]
+
+    def take(self, indices: Array) -> "DenseRows":
+        return DenseRows(self.values[indices], self.squared_norms[indices])
+
+    def dot(self, weights: Array) -> Array:
+        """x_i . w: (n, m) from (p, m)."""
+        return self.values @ weights
+
+    def weighted_sum(self, coefficients: Array) -> Array:
+        """sum_i x_i c_i': (p, m) from (n, m)."""
+        return self.values.T @ coefficients
+
+    def weighted_sum_of_squares(self, coefficients: Array) -> Array:
+        """sum_i x_i^2 c_i': (p, m) from (n, m)."""
+        return (self.values**2).T @ coefficients
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["indices", "values", "squared_norms"], meta_fields=["num_features"])
+@dataclass(frozen=True)
+class SparseRows:
+    """Rows x_i with few non-zeros, padded to the longest: column numbers and values.
+
+    Args:
+      indices: (n, k) int32; padding points at column 0 with value 0.
+      values: (n, k) float32.
+      squared_norms: |x_i|^2, rounded up; (n,).
+      num_features: p.
+    """
+
+    indices: Array
+    values: Array
+    squared_norms: Array
+    num_features: int
+
+    def take(self, indices: Array) -> "SparseRows":
+        return SparseRows(self.indices[indices], self.values[indices], self.squared_norms[indices], self.num_features)
+
+    def dot(self, weights: Array) -> Array:
+        return jnp.einsum("nk,nkm->nm", self.values, weights[self.indices])
+
+    def weighted_sum(self, coefficients: Array) -> Array:
+        return self._scatter(self.values, coefficients)
+
+    def weighted_sum_of_squares(self, coefficients: Array) -> Array:
+        return self._scatter(self.values**2, coefficients)
+
+    def _scatter(self, values: Array, coefficients: Array) -> Array:
+        zero = jnp.zeros((self.num_features, coefficients.shape[1]), coefficients.dtype)
+        return zero.at[self.indices].add(values[:, :, None] * coefficients[:, None, :])
+
+
+def rows_from(features: np.ndarray | scipy.sparse.csr_array) -> DenseRows | SparseRows:
+    """Put features on the device: CSR stays sparse unless it is as full as a matrix."""
+    if scipy.sparse.issparse(features):
+        csr = scipy.sparse.csr_array(features)
+        longest = int(np.diff(csr.indptr).max(initial=1))
+        if 2 * longest < csr.shape[1]:
+            return _sparse_rows(csr, longest)
+        features = csr.toarray()
+    values, squared_norms = _finite_rows(np.asarray(features, dtype=np.float32))
+    return DenseRows(jnp.asarray(values), squared_norms)
+
+
+def _sparse_rows(csr: scipy.sparse.csr_array, longest: int) -> SparseRows:
+    counts = np.diff(csr.indptr)
+    row = np.repeat(np.arange(csr.shape[0]), counts)
+    slot = np.arange(csr.nnz) - np.repeat(csr.indptr[:-1], counts)
+    indices = np.zeros((csr.shape[0], longest), np.int32)
+    values = np.zeros((csr.shape[0], longest), np.float32)
+    indices[row, slot], values[row, slot] = csr.indices, csr.data
+    values, squared_norms = _finite_rows(values)
+    return SparseRows(jnp.asarray(indices), jnp.asarray(values), squared_norms, csr.shape[1])
+
+
+def _finite_rows(values: np.ndarray) -> tuple[np.ndarray, Array]:
+    """Rows and their squared norms. A row that is not finite becomes zeros of infinite norm: clipping takes it out."""
+    finite = np.isfinite(values).all(axis=1)
+    values = np.where(finite[:, None], values, np.float32(0.0))
+    squared_norms = np.where(finite, np.square(values, dtype=np.float64).sum(axis=1), np.inf)
+    with np.errstate(over="ignore"):  # too large for float32 is infinite, and clipped as such
+        single = squared_norms.astype(np.float32)
+    # Towards +inf: a norm that is a rounding error too small would let a clipped gradient exceed the clip norm.
+    return values, jnp.asarray(np.nextafter(single, np.float32(np.inf)))

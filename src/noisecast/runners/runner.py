@@ -1,0 +1,64 @@
+"""What a runner is: a way to answer scenarios, always in the same rows."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+
+from noisecast.privacy.noise import RandomRoot
+from noisecast.scenario import Scenario
+from noisecast.table import DIVERGED, OK, table_from
+
+Progress = Callable[[float], None]  # told the share of the work that is done
+
+
+class Runner(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def why_unsupported(self, scenario: Scenario) -> str | None:
+        """None, or one sentence: what this runner cannot answer here, why, and what to use instead."""
+        ...
+
+    def answer(
+        self,
+        scenarios: Sequence[Scenario],
+        *,
+        repeats: Sequence[int],
+        root: RandomRoot,
+        record_at: Sequence[int],
+        progress: Progress,
+    ) -> pd.DataFrame:
+        """Answer scenarios that it supports; `record_at` is sorted."""
+        ...
+
+
+# What a runner measured: at a step, each metric as an array over (repeats, scenarios).
+Record = tuple[int, dict[str, np.ndarray]]
+
+
+def rows(
+    runner: str, scenarios: Sequence[Scenario], repeats: Sequence[int] | None, records: Iterable[Record]
+) -> pd.DataFrame:
+    """Records as rows of the table; `repeats` is None for a deterministic runner, whose arrays are (1, scenarios)."""
+    columns = pd.DataFrame([scenario.columns() for scenario in scenarios])
+    seeds = pd.array([None] if repeats is None else list(repeats), dtype="Int64")
+    frames = []
+    for step, metrics in records:
+        for metric, values in metrics.items():
+            frame = columns.loc[np.tile(np.arange(len(scenarios)), len(seeds))].reset_index(drop=True)
+            frame["runner"], frame["step"], frame["metric"] = runner, step, metric
+            frame["seed"] = np.repeat(seeds, len(scenarios))
+            frame["value"] = np.asarray(values, np.float64).ravel()
+            frame["status"] = np.where(np.isfinite(frame["value"]), OK, DIVERGED)
+            frames.append(frame)
+    return table_from(pd.concat(frames, ignore_index=True))
+
+
+def groups_of(scenarios: Sequence[Scenario], key: Callable[[Scenario], tuple]) -> list[list[Scenario]]:
+    """Scenarios that share a compiled call, in the order of their first appearance."""
+    groups: dict[tuple, list[Scenario]] = {}
+    for scenario in scenarios:
+        groups.setdefault(key(scenario), []).append(scenario)
+    return list(groups.values())

@@ -1,0 +1,118 @@
+"""What the theory says happens: Euler-Maruyama of the optimizer's SDE, one path a repeat."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from noisecast.engines import dense
+from noisecast.privacy.noise import Purpose, RandomRoot, jax_key, key_for
+from noisecast.runners.runner import Progress, groups_of, rows
+from noisecast.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Sde:
+    """dX = b(X) dt + sqrt(eta) gain(X) Sigma(X)^(1/2) dW in time t = step * eta, by Euler-Maruyama.
+
+    Drift b and gain come from the optimizer's theory, the gradient's mean and covariance Sigma from the problem
+    (the unified form: every clipping regime at once).
+
+    Args:
+      substeps: Euler-Maruyama steps an optimizer step; >= 1. At 1 (the paper's choice, dt = eta) the scheme shares the
+        optimizer's own discretisation error; larger values approach the SDE itself.
+    """
+
+    substeps: int = 1
+    name: ClassVar[str] = "sde"
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.substeps, int) and self.substeps >= 1):
+            raise ValueError(f"Expected substeps to be a whole number >= 1, got {self.substeps}.")
+
+    def why_unsupported(self, scenario: Scenario) -> str | None:
+        return dense.why_unsupported(scenario)
+
+    def answer(
+        self,
+        scenarios: Sequence[Scenario],
+        *,
+        repeats: Sequence[int],
+        root: RandomRoot,
+        record_at: Sequence[int],
+        progress: Progress,
+    ) -> pd.DataFrame:
+        tables = []
+        groups = groups_of(scenarios, dense.group_key)
+        for number, group in enumerate(groups):
+            paths = _Paths(group, repeats=repeats, root=root, substeps=self.substeps)
+            records = []
+            for step in [step for step in record_at if step <= group[0].num_steps]:
+                paths.advance(step)
+                records.append((step, paths.evaluate()))
+                progress((number + step / group[0].num_steps) / len(groups))
+            tables.append(rows(self.name, group, repeats, records))
+        return pd.concat(tables, ignore_index=True)
+
+
+class _Paths:
+    """Paths of a group of scenarios, [repeat, scenario]."""
+
+    def __init__(self, scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot, substeps: int):
+        first = scenarios[0]
+        self.problem, self.substeps, self.step = first.problem, substeps, 0
+        self.optimizer = dense.without_learning_rate(first.optimizer)
+        self.learning_rate = jnp.array([s.optimizer.learning_rate for s in scenarios], jnp.float32)
+        self.l2_clip_norm = jnp.array([s.mechanism.l2_clip_norm for s in scenarios], jnp.float32)
+        prepared = [self.problem.prepare_moments(s.mechanism) for s in scenarios]
+        self.prepared = jax.tree.map(lambda *leaves: jnp.stack(leaves), *prepared)
+        keys = [key_for(Purpose.PATHS, s.id, root=root, repeat=r) for r in repeats for s in scenarios]
+        self.keys = jax_key(keys).reshape(len(repeats), len(scenarios))
+        start = jnp.asarray(self.problem.initial_params(), jnp.float32)
+        self.params = jnp.broadcast_to(start, (len(repeats), len(scenarios), self.problem.num_params))
+        self.state = _initial_state(self.problem, self.optimizer, self.params, self.prepared)
+
+    def advance(self, to_step: int) -> None:
+        self.params, self.state = _advance(
+            self.problem, self.optimizer, self.substeps, self.learning_rate, self.prepared, self.keys,
+            self.params, self.state, self.step, to_step,
+        )  # fmt: skip
+        self.step = to_step
+
+    def evaluate(self) -> dict[str, np.ndarray]:
+        return dense.evaluate(self.problem, self.params, self.l2_clip_norm)
+
+
+@partial(jax.jit, static_argnames="optimizer")
+def _initial_state(problem, optimizer, params, prepared):
+    def one(params, prepared):
+        return optimizer.theory.initial_state(problem.gradient_moments(params, prepared))
+
+    return jax.vmap(jax.vmap(one), in_axes=(0, None))(params, prepared)
+
+
+@partial(jax.jit, static_argnames=("optimizer", "substeps"))
+def _advance(problem, optimizer, substeps, learning_rate, prepared, keys, params, state, begin, stop):
+    theory = optimizer.theory
+
+    def one_path(learning_rate, prepared, key, params, state, substep):
+        moments = problem.gradient_moments(params, prepared)
+        noise_key = jax.random.fold_in(key, substep)
+        noise = problem.gradient_noise(params, prepared, noise_key)
+        time_step = learning_rate / substeps
+        state = theory.advance_state(state, moments, substep / substeps, 1 / substeps)
+        drift = theory.drift(moments, state) * time_step
+        diffusion = jnp.sqrt(learning_rate * time_step) * theory.noise_gain(moments, state) * noise
+        return params + drift + diffusion, state
+
+    def one_substep(substep, carry):
+        scenarios = jax.vmap(one_path, in_axes=(0, 0, 0, 0, 0, None))
+        repeats = jax.vmap(scenarios, in_axes=(None, None, 0, 0, 0, None))
+        return repeats(learning_rate, prepared, keys, *carry, substep)
+
+    return jax.lax.fori_loop(begin * substeps, stop * substeps, one_substep, (params, state))

@@ -1,0 +1,72 @@
+"""A scenario is a question: this problem, this mechanism, this optimizer, for so many steps."""
+
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+
+from noisecast.optimizers import Optimizer
+from noisecast.privacy.accounting import PrivacySpent, epsilon_spent
+from noisecast.privacy.mechanism import SampledGaussian
+from noisecast.problems.problem import Problem, fingerprint_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One question, whose answers by every runner stand in one table.
+
+    Args:
+      problem: the loss and its examples.
+      mechanism: what is released at each step, and what accounting sees.
+      optimizer: what is made of each release.
+      num_steps: T; >= 1.
+      target_delta: delta at which epsilon is stated; in (0, 1).
+    """
+
+    problem: Problem
+    mechanism: SampledGaussian
+    optimizer: Optimizer
+    num_steps: int
+    target_delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.num_steps, int) and self.num_steps >= 1):
+            raise ValueError(f"Expected num_steps to be a whole number >= 1, got {self.num_steps}.")
+        if not 0 < self.target_delta < 1:
+            raise ValueError(f"Expected 0 < target_delta < 1, got {self.target_delta}.")
+
+    @cached_property
+    def id(self) -> str:
+        """Content hash: equal for equal questions, on every machine; 16 hexadecimal digits."""
+        optimizer = [(field.name, getattr(self.optimizer, field.name)) for field in fields(self.optimizer)]
+        return fingerprint_of(
+            self.problem.fingerprint, repr(self.mechanism), self.optimizer.name, repr(optimizer), self.num_steps,
+            self.target_delta,
+        )[:16]  # fmt: skip
+
+    @property
+    def privacy_spent(self) -> PrivacySpent:
+        """Epsilon of the final model, for exactly this mechanism and number of steps."""
+        return _epsilon_spent(self.mechanism, self.num_steps, self.target_delta)
+
+    def columns(self) -> dict:
+        """The scenario's own columns of the table."""
+        spent = self.privacy_spent
+        return {
+            "scenario": self.id,
+            "problem": self.problem.name,
+            "optimizer": self.optimizer.name,
+            "learning_rate": self.optimizer.learning_rate,
+            "noise_multiplier": self.mechanism.noise_multiplier,
+            "l2_clip_norm": self.mechanism.l2_clip_norm,
+            "sampling_probability": self.mechanism.sampling_probability,
+            "expected_batch_size": self.mechanism.expected_batch_size,
+            "num_steps": self.num_steps,
+            "epsilon": spent.epsilon,
+            "nominal_epsilon": spent.nominal_epsilon,
+            "target_delta": self.target_delta,
+        }
+
+
+@lru_cache(maxsize=4096)
+def _epsilon_spent(mechanism: SampledGaussian, num_steps: int, target_delta: float) -> PrivacySpent:
+    # A grid asks the same question for every optimizer and learning rate; the accountant need answer it once.
+    return epsilon_spent(mechanism, num_steps=num_steps, target_delta=target_delta)

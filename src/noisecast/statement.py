@@ -1,0 +1,108 @@
+"""The privacy statement of a trained model: what is guaranteed, for whom, by what, and what is not."""
+
+from dataclasses import asdict, dataclass
+
+from noisecast.privacy.mechanism import Adjacency
+from noisecast.scenario import Scenario
+
+NOT_COVERED = (
+    "Choosing the hyperparameters: if they were tuned on this data, that is not included.",
+    "Anything else computed from the examples without noise: losses, accuracies and norms named non_private.",
+)
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """A guarantee in words and numbers, for exactly the run that was made.
+
+    Args:
+      epsilon, target_delta: the guarantee.   accountant: what proves it.
+      unit: what one record is.   adjacency: which data sets are neighbours.   sampler: how batches were drawn.
+      noise_multiplier, l2_clip_norm, expected_batch_size, num_steps: the mechanism.
+      released: what the guarantee covers.   not_covered: what it does not.
+      reproducible: whether the noise came from a seed that somebody may know; then there is no guarantee.
+    """
+
+    epsilon: float
+    target_delta: float
+    nominal_epsilon: float | None
+    accountant: str
+    unit: str
+    adjacency: str
+    sampler: str
+    noise_multiplier: float
+    l2_clip_norm: float
+    expected_batch_size: float
+    num_steps: int
+    optimizer: str
+    released: str
+    not_covered: tuple[str, ...]
+    reproducible: bool
+    note: str | None = None
+
+    def sentence(self) -> str:
+        """What a lawyer could quote."""
+        if self.reproducible:
+            return (
+                "This model is NOT private: its noise was drawn from a seed that makes the run reproducible, so whoever "
+                "knows the seed can take the noise away. Train without an insecure seed for a guarantee."
+            )
+        neighbours = {
+            Adjacency.ADD_OR_REMOVE_ONE: "adding or removing",
+            Adjacency.REPLACE_ONE: "replacing",
+        }[Adjacency(self.adjacency)]
+        if self.epsilon == float("inf"):
+            return "This model is NOT private: no noise was added (epsilon is infinite)."
+        return (
+            f"{self.released} satisfy (ε = {_rounded_up(self.epsilon)}, δ = {self.target_delta:g})-differential privacy "
+            f"with respect to {neighbours} {self.unit}, as computed by the {self.accountant} accountant for "
+            f"{self.num_steps:,} steps of {self.optimizer} with noise multiplier {self.noise_multiplier:g}, clip norm "
+            f"{self.l2_clip_norm:g} and expected batch size {self.expected_batch_size:g}. {self.sampler} "
+            f"Not covered: {' '.join(self.not_covered)}"
+        )
+
+    def to_json(self) -> dict:
+        return asdict(self) | {"sentence": self.sentence()}
+
+
+def privacy_statement(
+    scenario: Scenario,
+    *,
+    reproducible: bool,
+    unit: str = "one example",
+    released: str = "The final model's parameters",
+    also_not_covered: tuple[str, ...] = (),
+) -> PrivacyStatement:
+    """The statement of a finished run of `scenario`."""
+    spent, mechanism = scenario.privacy_spent, scenario.mechanism
+    return PrivacyStatement(
+        epsilon=spent.epsilon,
+        target_delta=scenario.target_delta,
+        nominal_epsilon=spent.nominal_epsilon,
+        accountant=spent.accountant,
+        unit=unit,
+        adjacency=str(mechanism.adjacency),
+        sampler=mechanism.sampler.statement(),
+        noise_multiplier=mechanism.noise_multiplier,
+        l2_clip_norm=mechanism.l2_clip_norm,
+        expected_batch_size=mechanism.expected_batch_size,
+        num_steps=scenario.num_steps,
+        optimizer=scenario.optimizer.name,
+        released=released,
+        not_covered=(*also_not_covered, *NOT_COVERED),
+        reproducible=reproducible,
+        note=spent.note,
+    )
+
+
+def _rounded_up(epsilon: float) -> str:
+    """Three digits, towards the private side: a quoted epsilon is never below the proven one.
+
+    >>> _rounded_up(2.7901), _rounded_up(0.99999)
+    ('2.8', '1')
+    """
+    digits = f"{epsilon:.3g}"
+    if float(digits) < epsilon:
+        exponent = int(f"{epsilon:.2e}".split("e")[1])
+        digits = f"{float(digits) + 10.0 ** (exponent - 2):.3g}"
+    return digits

@@ -1,0 +1,103 @@
+"""The one table: every column and every metric once. One row is one number that a runner says about a scenario."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from noisecast.files import written_whole
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    dtype: str
+    symbol: str
+    unit: str
+    label: str
+
+
+COLUMNS = (
+    Column("scenario", "string", "", "", "scenario"),
+    Column("problem", "string", "", "", "problem"),
+    Column("optimizer", "string", "", "", "optimizer"),
+    Column("learning_rate", "float64", "η", "", "learning rate"),
+    Column("noise_multiplier", "float64", "z", "", "noise multiplier"),
+    Column("l2_clip_norm", "float64", "C", "loss/params", "clip norm"),
+    Column("sampling_probability", "float64", "q", "", "sampling probability"),
+    Column("expected_batch_size", "float64", "B", "examples", "expected batch size"),
+    Column("num_steps", "int64", "T", "steps", "steps"),
+    Column("epsilon", "float64", "ε", "", "privacy spent (accounted)"),
+    Column("nominal_epsilon", "float64", "ε", "", "nominal ε of the paper (not a guarantee)"),
+    Column("target_delta", "float64", "δ", "", "δ"),
+    Column("runner", "string", "", "", "runner"),
+    Column("seed", "Int64", "", "", "repeat"),
+    Column("step", "int64", "k", "steps", "step"),
+    Column("metric", "string", "", "", "metric"),
+    Column("value", "float64", "", "", "value"),
+    Column("status", "string", "", "", "status"),
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    label: str
+    unit: str
+    non_private: bool = True  # computed from the examples without noise
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("loss", "training loss", "loss"),
+        Metric("test_loss", "test loss", "loss"),
+        Metric("accuracy", "training accuracy", ""),
+        Metric("test_accuracy", "test accuracy", ""),
+        Metric("gradient_norm", "gradient norm", "loss/params"),
+        Metric("clip_fraction", "share of examples clipped", ""),
+        Metric("params_norm", "norm of the parameters", "params"),
+        Metric("one_well_loss", "loss of the coordinates with one well", "loss"),
+        Metric("loss_floor", "asymptotic loss above the minimum (theory)", "loss"),
+    )
+}
+
+OK = "ok"
+DIVERGED = "diverged"
+
+
+def table_from(rows: Iterable[dict] | pd.DataFrame) -> pd.DataFrame:
+    """Rows as a validated table: every column, in order, with its dtype.
+
+    Raises:
+      ValueError: a column is missing or unknown, or a metric is.
+
+    >>> table_from([]).shape
+    (0, 18)
+    """
+    names = [column.name for column in COLUMNS]
+    frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame.from_records(list(rows), columns=None)
+    if frame.empty:
+        frame = pd.DataFrame(columns=names)
+    missing, unknown = set(names) - set(frame.columns), set(frame.columns) - set(names)
+    if missing or unknown:
+        raise ValueError(
+            f"Expected the table's {len(names)} columns; missing: {sorted(missing)}, unknown: {sorted(unknown)}."
+        )
+    frame = frame[names].astype({column.name: column.dtype for column in COLUMNS})
+    strangers = set(frame["metric"].unique()) - set(METRICS)
+    if strangers:
+        raise ValueError(f"Expected metrics among {sorted(METRICS)}, got {sorted(strangers)}.")
+    return frame
+
+
+def write_table(table: pd.DataFrame, path: str | Path) -> None:
+    """Write Parquet, whole or not at all."""
+    with written_whole(path) as temporary:
+        table_from(table).to_parquet(temporary, index=False)
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """Read and validate a table written by `write_table`."""
+    return table_from(pd.read_parquet(path))

@@ -1,0 +1,457 @@
+"""Moments that close: linear SDEs, DP-SGD's algorithm itself, and Gaussian closures of DP-SignSGD, on quadratics.
+
+Quadratic here means f = x^T H x/2 with H = diag(hessian_diag), unless said otherwise; the private mean gradient is
+H x + s Z, Z ~ N(0, I). `steps` count updates, `time` is steps * learning_rate. NumPy, float64.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from noisecast.theory.gaussian import expected_erf, expected_squared_erf, expected_x_erf
+
+Array = Any
+SIGN_SLOPE = math.sqrt(2 / math.pi)
+
+
+def loss_bound(time: Array, *, initial_loss: Array, decay_rate: Array, floor: Array) -> Array:
+    """f0 e^(-rate t) + (1 - e^(-rate t)) floor (paper, all loss theorems): a bound, scaling only, on E f(X_t) - f*.
+
+    An equality of the linearised SDE when H = lambda I (L = mu = lambda).
+
+    Args:
+      time: t = step * learning_rate; any shape, >= 0.
+      initial_loss: f0 - f*.  decay_rate, floor: of one optimizer and phase (`dp_sgd`, `dp_sign_sgd`, `dp_adam`).
+
+    >>> loss_bound(np.array([0.0, np.inf]), initial_loss=3.0, decay_rate=1.0, floor=2.0)
+    array([3., 2.])
+    """
+    left = np.exp(-np.asarray(decay_rate) * time)
+    return initial_loss * left + (1 - left) * floor
+
+
+# --- The spectral closed form of every optimizer ------------------------------------------------------------------
+
+
+def local_quadratic_loss(
+    num_steps: Array,
+    *,
+    initial_loss: float,
+    signal_eigenvalues: Array,
+    signal_squared_gradients: Array,
+    noise_eigenvalues: Array,
+    noise_multiplicities: Array,
+    shrink_factor: float,
+    learning_rate: float,
+    noise_penalty: float,
+    gradient_noise_std: float,
+) -> Array:
+    """E f after k steps on the quadratic that osculates f at x0, each optimizer through eta_e and phi (own derivation).
+
+        E f(k) = f0 + sum_i g_i^2 (-a_i + lambda_i a_i^2/2) + sum_j n_j lambda_j v_j/2,   r = 1 - eta_e h lambda,
+        a_i = (1 - r_i^k)/lambda_i,   v_j = phi eta_e^2 s^2 (1 - r_j^(2k))/(1 - r_j^2).
+
+    Exact for DP-SGD without clipping, low signal-to-noise ratio for the others. With Sigma_k(r) = sum_{l<k} r^(2l) it
+    is f0 - eta_e h/2 sum g^2 (1 + r) Sigma_k + phi eta_e^2 s^2/2 sum n lambda Sigma_k, which no limit upsets.
+
+    Args:
+      num_steps: k, whole numbers; any shape.
+      initial_loss: f(x0) [loss].
+      signal_eigenvalues: lambda_i; (m,), any sign [loss/params^2].
+      signal_squared_gradients: g_i^2, squared components of grad f(x0) in the eigenbasis; (m,) [loss^2/params^2].
+      noise_eigenvalues, noise_multiplicities: lambda_j and n_j, the spectrum of H with sum n = d; (p,).
+      shrink_factor: h.  learning_rate: eta_e, effective.  noise_penalty: phi.  gradient_noise_std: s.
+    Returns: shape of num_steps [loss]; inf where it diverges, -inf where f has no minimum.
+
+    >>> float(local_quadratic_loss(10**6, initial_loss=0.5, signal_eigenvalues=[1.0], signal_squared_gradients=[1.0],
+    ...     noise_eigenvalues=[1.0], noise_multiplicities=[4], shrink_factor=1.0, learning_rate=1e-3,
+    ...     noise_penalty=1.0, gradient_noise_std=2.0).round(6))                     # eta d s^2/4 (1 + eta lambda/2)
+    0.004002
+    """
+    g2 = np.asarray(signal_squared_gradients, dtype=float)
+    x = learning_rate * shrink_factor * np.asarray(signal_eigenvalues, dtype=float)
+    noise_eigenvalues = np.asarray(noise_eigenvalues, dtype=float)
+    curvature = np.asarray(noise_multiplicities) * noise_eigenvalues
+    with np.errstate(over="ignore", invalid="ignore"):
+        signal = _weighted_sum(g2 * (2 - x), _geometric_sum(num_steps, x))
+        noise = _weighted_sum(curvature, _geometric_sum(num_steps, learning_rate * shrink_factor * noise_eigenvalues))
+        loss = (
+            initial_loss
+            - learning_rate * shrink_factor / 2 * signal
+            + noise_penalty * (learning_rate * gradient_noise_std) ** 2 / 2 * noise
+        )
+    return np.where(np.isnan(loss), np.inf, loss)[()]
+
+
+def local_quadratic_gradient_norm_squared(
+    num_steps: Array,
+    *,
+    signal_eigenvalues: Array,
+    signal_squared_gradients: Array,
+    noise_eigenvalues: Array,
+    noise_multiplicities: Array,
+    shrink_factor: float,
+    learning_rate: float,
+    noise_penalty: float,
+    gradient_noise_std: float,
+) -> Array:
+    """E||grad f||^2 after k steps, sum_i g_i^2 r_i^(2k) + sum_j n_j lambda_j^2 v_j; see `local_quadratic_loss`.
+
+    >>> float(local_quadratic_gradient_norm_squared(0, signal_eigenvalues=[1.0], signal_squared_gradients=[3.0],
+    ...     noise_eigenvalues=[1.0], noise_multiplicities=[4], shrink_factor=1.0, learning_rate=1e-3,
+    ...     noise_penalty=1.0, gradient_noise_std=2.0))
+    3.0
+    """
+    g2, rate = np.asarray(signal_squared_gradients, dtype=float), learning_rate * shrink_factor
+    noise_eigenvalues = np.asarray(noise_eigenvalues, dtype=float)
+    curvature = np.asarray(noise_multiplicities) * noise_eigenvalues**2
+    with np.errstate(over="ignore", invalid="ignore"):
+        exponent = _log_power(num_steps, rate * np.asarray(signal_eigenvalues, dtype=float))
+        signal = _weighted_sum(g2, np.exp(exponent))
+        noise = _weighted_sum(curvature, _geometric_sum(num_steps, rate * noise_eigenvalues))
+        return (signal + noise_penalty * (learning_rate * gradient_noise_std) ** 2 * noise)[()]
+
+
+def _weighted_sum(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """sum over the last axis, where 0 * inf is 0."""
+    return np.sum(np.where(weights == 0, 0.0, weights * values), axis=-1)
+
+
+def _log_power(num_steps: Array, x: np.ndarray) -> np.ndarray:
+    """log (1 - x)^(2k); shape of num_steps + shape of x."""
+    k = np.asarray(num_steps, dtype=float)[..., None]
+    return np.where(k == 0, 0.0, 2 * np.maximum(k, 1.0) * _log_abs(x))
+
+
+def _log_abs(x: np.ndarray) -> np.ndarray:
+    """log|1 - x|, accurate near x = 0 and x = 2, where |1 - x| = 1."""
+    with np.errstate(divide="ignore"):
+        return np.where(x < 1, np.log1p(-np.minimum(x, 1.0)), np.log1p(np.maximum(x, 1.0) - 2))
+
+
+def _geometric_sum(num_steps: Array, x: np.ndarray) -> np.ndarray:
+    """sum_{l<k} (1 - x)^(2l) = (1 - r^(2k))/(1 - r^2), k where |r| = 1."""
+    log_r2 = 2 * _log_abs(x)
+    k = np.asarray(num_steps, dtype=float)[..., None]
+    still = log_r2 == 0
+    total = np.expm1(_log_power(num_steps, x)) / np.expm1(np.where(still, 1.0, log_r2))
+    return np.where(still, k, total)
+
+
+def spectral_loss(
+    time: Array,
+    *,
+    eigenvalues: Array,
+    initial_params: Array,
+    shrink_factor: float,
+    learning_rate: float,
+    noise_penalty: float,
+    gradient_noise_std: float,
+) -> Array:
+    """sum_i [lambda_i c_i^2/2 e^(-2 h lambda_i s) + phi eta_e S^2/(4h) (1 - e^(-2 h lambda_i s))], the linear E f.
+
+    Own derivation; s = eta_e k is the effective time, c the distance from the minimum in the eigenbasis. The SDE limit
+    of `local_quadratic_loss`, relative error eta_e h lambda/2.
+
+    Args:
+      time: effective time eta_e * k; any shape.
+      eigenvalues, initial_params: lambda and c; (d,).
+      shrink_factor, learning_rate (eta_e), noise_penalty, gradient_noise_std: as in `local_quadratic_loss`.
+
+    >>> float(spectral_loss(np.inf, eigenvalues=np.ones(4), initial_params=np.ones(4), shrink_factor=1.0,
+    ...     learning_rate=0.1, noise_penalty=1.0, gradient_noise_std=1.0))                      # eta d s^2/4
+    0.1
+    """
+    lam, t = np.asarray(eigenvalues, dtype=float), np.asarray(time, dtype=float)[..., None]
+    left = np.exp(-2 * shrink_factor * lam * t)
+    floor = noise_penalty * learning_rate * gradient_noise_std**2 / (4 * shrink_factor)
+    return np.sum(lam * np.asarray(initial_params) ** 2 / 2 * left + floor * (1 - left), axis=-1)
+
+
+# --- DP-SGD -------------------------------------------------------------------------------------------------------
+
+
+def sgd_moments_sde(
+    time: Array, *, initial_params: Array, hessian_diag: Array, gradient_noise_std: float, learning_rate: float
+) -> tuple[Array, Array]:
+    """x0 e^(-lambda t) and eta s^2/(2 lambda) (1 - e^(-2 lambda t)): mean, variance of the SDE (Thm statdistr_sgd).
+
+    Args:
+      time: t; broadcasts against the coordinates.
+      initial_params, hessian_diag: x0 and lambda > 0; (d,).
+    Returns: mean, variance.
+
+    >>> sgd_moments_sde(np.inf, initial_params=np.ones(1), hessian_diag=np.ones(1), gradient_noise_std=1.0,
+    ...                 learning_rate=0.5)
+    (array([0.]), array([0.25]))
+    """
+    lam = np.asarray(hessian_diag, dtype=float)
+    variance = learning_rate * gradient_noise_std**2 / (2 * lam) * -np.expm1(-2 * lam * time)
+    return initial_params * np.exp(-lam * time), variance
+
+
+def sgd_moments(
+    steps: Array, *, initial_params: Array, hessian_diag: Array, gradient_noise_std: float, learning_rate: float
+) -> tuple[Array, Array]:
+    """x0 r^k and eta^2 s^2 (1 - r^(2k))/(1 - r^2), r = 1 - eta lambda: mean and variance of the algorithm, exactly.
+
+    Own derivation; the SDE's variance is smaller by eta lambda/2 relative. Args and Returns: as `sgd_moments_sde`.
+
+    >>> sgd_moments(1, initial_params=np.ones(1), hessian_diag=np.ones(1), gradient_noise_std=1.0, learning_rate=0.5)
+    (array([0.5]), array([0.25]))
+    """
+    x = learning_rate * np.asarray(hessian_diag, dtype=float)
+    variance = (learning_rate * gradient_noise_std) ** 2 * _geometric_sum(steps, x)
+    return initial_params * (1 - x) ** steps, variance
+
+
+def sgd_stationary_variance(*, hessian_diag: Array, gradient_noise_std: float, learning_rate: float) -> Array:
+    """eta s^2/(2 lambda - eta lambda^2), exact; inf unless 0 < eta lambda < 2 (the SDE: eta s^2/(2 lambda)).
+
+    >>> sgd_stationary_variance(hessian_diag=np.array([1.0, 5.0]), gradient_noise_std=1.0, learning_rate=0.5)
+    array([0.33333333,        inf])
+    """
+    lam = np.asarray(hessian_diag, dtype=float)
+    stiffness = 2 * lam - learning_rate * lam**2
+    stable = (stiffness > 0) & (lam > 0)
+    return np.where(stable, learning_rate * gradient_noise_std**2 / np.where(stable, stiffness, 1.0), np.inf)
+
+
+# --- DP-SignSGD: mean E x and second moment E x^2 per coordinate -----------------------------------------------------
+
+
+def sign_moments_linear_sde(
+    time: Array, *, initial_params: Array, hessian_diag: Array, gradient_noise_std: float, learning_rate: float
+) -> tuple[Array, Array]:
+    """E x and Var x of the linearised sign SDE; kappa = sqrt(2/pi)/s and D = 2 kappa lambda + eta kappa^2 lambda^2.
+
+        E x = x0 e^(-kappa lambda t),
+        Var x = x0^2 e^(-2 kappa lambda t) (e^(-eta kappa^2 lambda^2 t) - 1) + eta (1 - e^(-D t))/D.
+
+    Corrects Thm statdistr_sign_formal, whose statement has lambda for lambda^2 in one exponent (its proof is right).
+    Valid when: |lambda x| << s; the variance may be negative beyond. Args and Returns: as `sgd_moments_sde`.
+
+    >>> mean, variance = sign_moments_linear_sde(np.inf, initial_params=np.ones(1), hessian_diag=np.ones(1),
+    ...                                          gradient_noise_std=1.0, learning_rate=1e-6)
+    >>> bool(np.isclose(variance[0], math.sqrt(math.pi / 2) * 1e-6 / 2))
+    True
+    """
+    lam = np.asarray(hessian_diag, dtype=float)
+    kl = SIGN_SLOPE / gradient_noise_std * lam
+    return _sign_moments(time, initial_params, kl, learning_rate, learning_rate * kl**2)
+
+
+def sign_moments_linear_sde_as_printed(
+    time: Array, *, initial_params: Array, hessian_diag: Array, gradient_noise_std: float, learning_rate: float
+) -> tuple[Array, Array]:
+    """`sign_moments_linear_sde` with e^(-eta kappa^2 lambda t) in the variance (paper, Thm statdistr_sign_formal).
+
+    >>> same = dict(initial_params=np.ones(1), hessian_diag=np.ones(1), gradient_noise_std=1.0, learning_rate=0.1)
+    >>> sign_moments_linear_sde_as_printed(1.0, **same) == sign_moments_linear_sde(1.0, **same)     # lambda = 1
+    True
+    """
+    lam = np.asarray(hessian_diag, dtype=float)
+    kappa = SIGN_SLOPE / gradient_noise_std
+    return _sign_moments(time, initial_params, kappa * lam, learning_rate, learning_rate * kappa**2 * lam)
+
+
+def _sign_moments(time: Array, x0: Array, kl: np.ndarray, eta: float, shrinking: np.ndarray) -> tuple[Array, Array]:
+    mean = x0 * np.exp(-kl * time)
+    d = 2 * kl + eta * kl**2
+    return mean, mean**2 * np.expm1(-shrinking * time) - eta * np.expm1(-d * time) / d
+
+
+def sign_second_moment_linear(
+    steps: Array, *, initial_params: Array, hessian_diag: Array, gradient_noise_std: float, learning_rate: float
+) -> Array:
+    """E x^2 of the linearised algorithm: E x^2 <- (1 - 2 eta kappa lambda) E x^2 + eta^2, as sign^2 = 1.
+
+    Own derivation; stationary eta/(2 kappa lambda), kappa = sqrt(2/pi)/s. Valid when: |lambda x| << s.
+
+    >>> sign_second_moment_linear(1, initial_params=np.zeros(1), hessian_diag=np.ones(1), gradient_noise_std=1.0,
+    ...                           learning_rate=0.5)
+    array([0.25])
+    """
+    rate = 2 * learning_rate * SIGN_SLOPE / gradient_noise_std * np.asarray(hessian_diag, dtype=float)
+    floor = learning_rate**2 / rate
+    return floor + (np.asarray(initial_params) ** 2 - floor) * (1 - rate) ** steps
+
+
+def sign_moments_closure(
+    num_steps: int, *, initial_params: Array, hessian_diag: Array, gradient_noise_std: Array, learning_rate: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """E x and E x^2 of DP-SignSGD at every step, with x taken Gaussian: E sign = E erf(a x), a = lambda/(sqrt2 s).
+
+        m <- m - eta E erf(a x),     E x^2 <- E x^2 - 2 eta E[x erf(a x)] + eta^2.
+
+    Own derivation. Error of the floor by rho = eta lambda/s: 0.002 % at 0.03, 0.02 % at 0.1, 0.2 % at 0.3, 2 % at 1.
+
+    Args:
+      num_steps: k.
+      initial_params, hessian_diag: (d,).
+    Returns: mean and second moment, (k + 1, d) each.
+
+    >>> mean, second = sign_moments_closure(1, initial_params=np.zeros(1), hessian_diag=np.ones(1),
+    ...                                     gradient_noise_std=1.0, learning_rate=0.5)
+    >>> second.ravel()
+    array([0.  , 0.25])
+    """
+    a = np.asarray(hessian_diag, dtype=float) / (math.sqrt(2) * gradient_noise_std)
+    mean, second = np.array(initial_params, dtype=float), np.array(initial_params, dtype=float) ** 2
+    path = [(mean, second)]
+    for _ in range(num_steps):
+        v = np.maximum(second - mean**2, 0.0)
+        pull = expected_x_erf(mean, v, a)
+        mean = mean - learning_rate * expected_erf(mean, v, a)
+        second = second - 2 * learning_rate * pull + learning_rate**2
+        path.append((mean, second))
+    means, seconds = zip(*path, strict=True)
+    return np.array(means), np.array(seconds)
+
+
+def sign_moments_erf_sde(
+    time: float,
+    *,
+    initial_params: Array,
+    hessian_diag: Array,
+    gradient_noise_std: float,
+    learning_rate: float,
+    num_intervals: int = 1000,
+) -> tuple[np.ndarray, np.ndarray]:
+    """E x and E x^2 of the erf SDE (paper, Thm sdesign, Phase 2) at time t, with x taken Gaussian.
+
+        dm/dt = -E erf(a x),     d E x^2/dt = -2 E[x erf(a x)] + eta (1 - E erf(a x)^2),   a = lambda/(sqrt2 s).
+
+    Own derivation, integrated by Runge-Kutta 4.
+
+    Args:
+      time: t; ().  num_intervals: steps of the integrator.
+      initial_params, hessian_diag: (d,).
+    Returns: mean, second moment; (d,) each.
+
+    >>> mean, second = sign_moments_erf_sde(1e-3, initial_params=np.zeros(1), hessian_diag=np.ones(1),
+    ...                                     gradient_noise_std=1.0, learning_rate=0.1, num_intervals=10)
+    >>> float(mean[0]), bool(np.isclose(second[0], 1e-4, rtol=1e-2))
+    (0.0, True)
+    """
+    a = np.asarray(hessian_diag, dtype=float) / (math.sqrt(2) * gradient_noise_std)
+
+    def velocity(state: np.ndarray) -> np.ndarray:
+        mean, second = state
+        v = np.maximum(second - mean**2, 0.0)
+        diffusion = learning_rate * (1 - expected_squared_erf(mean, v, a))
+        return np.stack([-expected_erf(mean, v, a), -2 * expected_x_erf(mean, v, a) + diffusion])
+
+    x0 = np.asarray(initial_params, dtype=float)
+    state, dt = np.stack([x0, x0**2]), time / num_intervals
+    for _ in range(num_intervals):
+        k1 = velocity(state)
+        k2 = velocity(state + dt / 2 * k1)
+        k3 = velocity(state + dt / 2 * k2)
+        k4 = velocity(state + dt * k3)
+        state = state + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return state[0], state[1]
+
+
+def sign_stationary_second_moment(*, hessian_diag: Array, gradient_noise_std: Array, learning_rate: float) -> Array:
+    """pi eta/16 (eta + sqrt(eta^2 + 32 s^2/(pi lambda^2))): the fixed point of `sign_moments_closure`.
+
+    Own derivation. -> sqrt(pi/2) eta s/(2 lambda) for small eta lambda/s, pi eta^2/8 for large.
+
+    >>> float(sign_stationary_second_moment(hessian_diag=1.0, gradient_noise_std=0.0, learning_rate=4.0) / math.pi)
+    2.0
+    """
+    snr = 32 * np.square(gradient_noise_std) / (math.pi * np.square(hessian_diag))
+    return math.pi * learning_rate / 16 * (learning_rate + np.sqrt(learning_rate**2 + snr))
+
+
+def sign_covariance(gradient_mean: Array, gradient_covariance: Array) -> np.ndarray:
+    """Cov sign(g) for g ~ N(m, V): diagonal 1 - (E sign)^2; off it the arcsine law (2/pi) asin(rho_ij) at m = 0.
+
+    For m != 0 the arcsine law is scaled by the two slopes, exp(-(m_i^2/V_ii + m_j^2/V_jj)/2): right at m = 0 and to
+    first order in rho_ij.
+
+    Args:
+      gradient_mean: (d,).  gradient_covariance: V; (d, d), positive diagonal.
+    Returns: (d, d).
+
+    >>> sign_covariance(np.zeros(2), np.array([[1.0, 1.0], [1.0, 1.0]])).round(12)
+    array([[1., 1.],
+           [1., 1.]])
+    """
+    std = np.sqrt(np.diag(gradient_covariance))
+    snr = np.asarray(gradient_mean) / std
+    rho = np.clip(gradient_covariance / np.outer(std, std), -1, 1)
+    bell = np.exp(-(snr**2) / 2)
+    covariance = 2 / math.pi * np.arcsin(rho) * np.outer(bell, bell)
+    np.fill_diagonal(covariance, 1 - special.erf(snr / math.sqrt(2)) ** 2)
+    return covariance
+
+
+def sign_closure_step(
+    mean: Array, covariance: Array, *, hessian: Array, gradient_noise_std: float, learning_rate: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """One step of DP-SignSGD on f = x^T H x/2 for any H, x taken Gaussian: (m, Sigma) -> (m', Sigma').
+
+    g = H x + s Z is Gaussian with V = H Sigma H + s^2 I, and by Stein's lemma Cov(x, sign g_i) = k_i Sigma H e_i with
+    k_i = sqrt(2/(pi V_ii)) e^(-m_i^2/(2 V_ii)). Own derivation; `sign_covariance` supplies the rest.
+
+    >>> m, c = sign_closure_step(np.zeros(1), np.zeros((1, 1)), hessian=np.eye(1), gradient_noise_std=1.0,
+    ...                          learning_rate=0.5)
+    >>> float(c[0, 0])
+    0.25
+    """
+    hessian, covariance = np.asarray(hessian, dtype=float), np.asarray(covariance, dtype=float)
+    gradient_mean = hessian @ mean
+    v = hessian @ covariance @ hessian + gradient_noise_std**2 * np.eye(len(hessian))
+    variance = np.diag(v)
+    slope = np.sqrt(2 / (math.pi * variance)) * np.exp(-(gradient_mean**2) / (2 * variance))
+    pull = learning_rate * (covariance @ hessian) * slope
+    new_mean = mean - learning_rate * special.erf(gradient_mean / np.sqrt(2 * variance))
+    return new_mean, covariance - pull - pull.T + learning_rate**2 * sign_covariance(gradient_mean, v)
+
+
+def sign_lattice_law(
+    num_steps: int,
+    *,
+    initial_param: float,
+    gradient: Callable[[np.ndarray], np.ndarray],
+    gradient_noise_std: float,
+    learning_rate: float,
+    half_width: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The exact law of one coordinate of DP-SignSGD on a separable f, as a birth-death chain on x0 + eta Z.
+
+    P(x -> x + eta) = Phi(-f'(x)/s). The chain is cut at `half_width` lattice points on either side, where mass stays.
+    A reference for the closures; costs num_steps * half_width.
+
+    Args:
+      num_steps: k; -1 for the stationary law (detailed balance, averaged over even and odd steps).
+      initial_param: x0.  gradient: f', vectorised.  half_width: points on either side.
+    Returns: points, probabilities; (2 half_width + 1,) each.
+
+    >>> points, law = sign_lattice_law(1, initial_param=0.0, gradient=lambda x: x, gradient_noise_std=1.0,
+    ...                                learning_rate=0.5, half_width=1)
+    >>> points, law
+    (array([-0.5,  0. ,  0.5]), array([0.5, 0. , 0.5]))
+    """
+    points = initial_param + learning_rate * np.arange(-half_width, half_width + 1)
+    snr = gradient(points) / gradient_noise_std
+    up, down = special.ndtr(-snr), special.ndtr(snr)
+    if num_steps < 0:
+        log_law = np.concatenate([[0.0], np.cumsum(special.log_ndtr(-snr[:-1]) - special.log_ndtr(snr[1:]))])
+        law = np.exp(log_law - special.logsumexp(log_law))
+        return points, law
+    law = np.zeros(len(points))
+    law[half_width] = 1.0
+    for _ in range(num_steps):
+        rises, falls = law * up, law * down
+        law = np.zeros_like(law)
+        law[1:] += rises[:-1]
+        law[:-1] += falls[1:]
+        law[-1] += rises[-1]
+        law[0] += falls[0]
+    return points, law

@@ -1,0 +1,168 @@
+"""One model, trained for release: progress, interruption and resumption around the engine's run."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from noisecast.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from noisecast.engines import dense
+from noisecast.privacy.noise import RandomRoot
+from noisecast.scenario import Scenario
+from noisecast.statement import PrivacyStatement, privacy_statement
+
+SECONDS_BETWEEN_LOOKS = 0.25  # how long a compiled stretch of steps may keep Ctrl-C and the progress bar waiting
+SECONDS_BETWEEN_CHECKPOINTS = 30.0
+MAX_STRETCH = 2**16
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model after its last step.
+
+    Args:
+      scenario: what was run.
+      params: released parameters; (d,) float32.
+      non_private_metrics: losses and accuracies, computed from the examples without noise: not covered by epsilon.
+      statement: the guarantee.
+      seconds: wall time of this session's steps.
+    """
+
+    scenario: Scenario
+    params: np.ndarray
+    non_private_metrics: dict[str, float]
+    statement: PrivacyStatement
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a run is: told to whoever watches. `non_private_metrics` is empty between evaluations."""
+
+    step: int
+    num_steps: int
+    steps_per_second: float
+    non_private_metrics: dict[str, float]
+
+
+class Interrupted(Exception):
+    """Training was asked to stop after `step` steps; its checkpoint, where one was asked for, is at `checkpoint`."""
+
+    def __init__(self, step: int, checkpoint: Path | None):
+        kept = f"continue with --resume (checkpoint: {checkpoint})" if checkpoint else "no checkpoint was asked for"
+        super().__init__(f"Interrupted after {step:,} steps; {kept}.")
+        self.step, self.checkpoint = step, checkpoint
+
+
+def train(
+    scenario: Scenario,
+    *,
+    insecure_seed: int | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    watch: Callable[[Moment], None] | None = None,
+    num_evaluations: int = 20,
+    unit: str = "one example",
+    also_not_covered: tuple[str, ...] = (),
+) -> TrainedModel:
+    """Train one scenario once, for release.
+
+    Args:
+      scenario: what to run.
+      insecure_seed: makes the run reproducible and therefore not private; None draws from the operating system.
+      checkpoint: file to keep the run's state in while it runs; deleted when it is done.
+      resume: continue from `checkpoint`.
+      watch: told where the run is, several times a second.
+      num_evaluations: how often losses are evaluated for the watcher; 0 for only at the end.
+      unit, also_not_covered: for the privacy statement.
+    Raises:
+      Interrupted: on Ctrl-C or SIGTERM, after the checkpoint is written.
+      ValueError: the scenario cannot be trained, the checkpoint is not its own, or the parameters are not finite.
+    """
+    reason = dense.why_unsupported(scenario)
+    if reason is not None:
+        raise ValueError(reason)
+    path = Path(checkpoint) if checkpoint is not None else None
+    run = _started(scenario, insecure_seed, path, resume)
+    began = time.monotonic()
+    with _stop_requests() as stop_requested:
+        _advance_to_the_end(run, scenario, path, watch, num_evaluations, stop_requested)
+    params = run.engine.params[0, 0]
+    if not np.isfinite(params).all():
+        raise ValueError(
+            f"{scenario.optimizer.name} diverged: its parameters are no longer finite. Use a smaller learning_rate than "
+            f"{scenario.optimizer.learning_rate:g} (or a smaller l2_clip_norm); the budget of this run is spent."
+        )
+    statement = privacy_statement(
+        scenario, reproducible=not run.root.is_private, unit=unit, also_not_covered=also_not_covered
+    )
+    if path is not None:
+        path.unlink(missing_ok=True)
+    return TrainedModel(scenario, params, _metrics(run.engine), statement, time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class _Run:
+    engine: dense.DenseRun
+    root: RandomRoot
+
+
+def _started(scenario: Scenario, insecure_seed: int | None, path: Path | None, resume: bool) -> _Run:
+    if not resume:
+        root = RandomRoot.from_os_entropy() if insecure_seed is None else RandomRoot.from_insecure_seed(insecure_seed)
+        return _Run(dense.DenseRun([scenario], repeats=[0], root=root), root)
+    if path is None:
+        raise ValueError("Expected a checkpoint file to resume from, got none.")
+    saved = load_checkpoint(path, scenario=scenario.id)
+    engine = dense.DenseRun([scenario], repeats=[0], root=saved.root)
+    engine.restore(saved.state)
+    return _Run(engine, saved.root)
+
+
+def _advance_to_the_end(run: _Run, scenario: Scenario, path, watch, num_evaluations, stop_requested) -> None:
+    engine, num_steps = run.engine, scenario.num_steps
+    evaluate_every = -(-num_steps // num_evaluations) if watch and num_evaluations else num_steps + 1
+    stretch, rate, saved_at = 1, 0.0, time.monotonic()
+    while engine.step < num_steps:
+        before, began = engine.step, time.monotonic()
+        next_evaluation = (before // evaluate_every + 1) * evaluate_every
+        engine.advance(min(before + stretch, next_evaluation, num_steps))
+        engine.block_until_ready()
+        seconds = max(time.monotonic() - began, 1e-9)
+        # The first stretch waits for the compiler: its rate says nothing.
+        rate = rate if before == 0 and stretch == 1 else (engine.step - before) / seconds
+        stretch = min(int(max(rate, 1.0) * SECONDS_BETWEEN_LOOKS) + 1, 4 * stretch, MAX_STRETCH)
+        stop = stop_requested()
+        if path is not None and (stop or time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS):
+            save_checkpoint(path, Checkpoint(scenario.id, run.root, engine.state()))
+            saved_at = time.monotonic()
+        if stop:
+            raise Interrupted(engine.step, path)
+        if watch is not None:
+            metrics = _metrics(engine) if engine.step == next_evaluation else {}
+            watch(Moment(engine.step, num_steps, rate, metrics))
+
+
+def _metrics(engine: dense.DenseRun) -> dict[str, float]:
+    return {name: float(value[0, 0]) for name, value in engine.evaluate().items()}
+
+
+@contextmanager
+def _stop_requests() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a question asked between stretches: an exception inside one would lose its state."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    requested = threading.Event()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, lambda *_: requested.set()) for number in signals}
+    try:
+        yield requested.is_set
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
