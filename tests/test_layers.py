@@ -57,7 +57,9 @@ def test_a_part_imports_only_from_those_above(path):
     assert not below, f"{path.relative_to(PACKAGE)} imports {sorted(below)}, which lie below {part}."
 
 
-@pytest.mark.parametrize("name", ["noisecast", "noisecast.theory", "noisecast.table", "noisecast.privacy", "noisecast.cli"])
+@pytest.mark.parametrize(
+    "name", ["noisecast", "noisecast.theory", "noisecast.table", "noisecast.privacy", "noisecast.cli"]
+)
 def test_light_parts_import_neither_jax_nor_numba(name):
     code = f"import sys, {name}; print([m for m in ('jax', 'numba', 'matplotlib', 'sklearn') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ from noisecast.runners import ClosedForm, Sde, Training
 NUM_SEEDS = 2000
 RECORD_AT = [50, 100, 200, 300, 450, 600, 800, 1000]
 
-# Small signal-to-noise ratio (below 0.1) and rho = eta lambda / s <= 0.002: the sign is linear in its gradient to 0.3 %.
+# Signal-to-noise ratio below 0.1 and rho = eta lambda / s <= 0.002: the sign is linear in its gradient to 0.3 %.
 PROBLEM = quadratic(np.linspace(0.5, 2.0, 16), 0.05, example_noise_std=0.2)
 OPTIMIZERS = {
     "DP-SGD": DPSGD(learning_rate=2e-3),
@@ -68,7 +68,9 @@ def test_halving_the_learning_rate_halves_the_gap_between_training_and_sde(optim
         predicted, predicted_error = losses(question, Sde(substeps=32), steps, num_seeds=6000)
         gaps.append(abs(trained[0] - predicted[0]) / predicted[0])
         errors.append(np.hypot(trained_error[0], predicted_error[0]) / predicted[0])
-    print(f"\n{optimizer_type.__name__}: relative gaps {np.round(gaps, 4)} at {learning_rates}, se {np.round(errors, 4)}")
+    print(
+        f"\n{optimizer_type.__name__}: relative gaps {np.round(gaps, 4)} at {learning_rates}, se {np.round(errors, 4)}"
+    )
     for coarse, fine, error in zip(gaps, gaps[1:], errors):
         assert coarse > 4 * error, "the gap must be seen to be halved"
         # Halved or better, up to second order in the learning rate and three standard errors.

@@ -10,15 +10,15 @@ __version__ = "0.1.0"
 
 # Public name: the module it lives in.
 _HOMES = {
-    "Adjacency": "noisecast.privacy",
-    "FixedSize": "noisecast.privacy",
-    "Poisson": "noisecast.privacy",
-    "SampledGaussian": "noisecast.privacy",
-    "Shuffled": "noisecast.privacy",
-    "Stream": "noisecast.privacy",
-    "calibrate_noise_multiplier": "noisecast.privacy",
-    "epsilon_spent": "noisecast.privacy",
-    "nominal_epsilon": "noisecast.privacy",
+    "Adjacency": "noisecast.privacy.mechanism",
+    "FixedSize": "noisecast.privacy.sampling",
+    "Poisson": "noisecast.privacy.sampling",
+    "SampledGaussian": "noisecast.privacy.mechanism",
+    "Shuffled": "noisecast.privacy.sampling",
+    "Stream": "noisecast.privacy.sampling",
+    "calibrate_noise_multiplier": "noisecast.privacy.accounting",
+    "epsilon_spent": "noisecast.privacy.accounting",
+    "nominal_epsilon": "noisecast.privacy.accounting",
     "bundled": "noisecast.problems.datasets",
     "jax_model": "noisecast.problems.jax_model",
     "linear_model": "noisecast.problems.linear",
@@ -36,7 +36,7 @@ _HOMES = {
     "train": "noisecast.train",
 }
 
-__all__ = [*_HOMES, "__version__"]
+__all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ alone, never part of a model directory, and deleted when the run is done.
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,15 +33,15 @@ class Checkpoint:
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     """Write `checkpoint`, whole or not at all."""
     root = checkpoint.root
+    arrays: dict[str, Any] = {
+        "format": np.int64(FORMAT),
+        "scenario": np.frombuffer(checkpoint.scenario.encode(), np.uint8),
+        "secret": np.frombuffer(root.secret, np.uint8),
+        "insecure_seed": np.array([] if root.insecure_seed is None else [root.insecure_seed], np.int64),
+    }
+    arrays |= {f"state_{name}": array for name, array in checkpoint.state.items()}
     with written_whole(path) as temporary, open(temporary, "wb") as file:
-        np.savez(
-            file,
-            format=np.int64(FORMAT),
-            scenario=np.frombuffer(checkpoint.scenario.encode(), np.uint8),
-            secret=np.frombuffer(root.secret, np.uint8),
-            insecure_seed=np.array([] if root.insecure_seed is None else [root.insecure_seed], np.int64),
-            **{f"state_{name}": array for name, array in checkpoint.state.items()},
-        )
+        np.savez(file, **arrays)
 
 
 def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:
@@ -51,7 +52,9 @@ def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:
     """
     path = Path(path)
     if not path.exists():
-        raise ValueError(f"Expected a checkpoint at {path}, found none; leave out --resume to start from the beginning.")
+        raise ValueError(
+            f"Expected a checkpoint at {path}, found none; leave out --resume to start from the beginning."
+        )
     try:
         with np.load(path, allow_pickle=False) as arrays:
             stored = {name: arrays[name] for name in arrays.files}
@@ -67,7 +70,7 @@ def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:
         raise ValueError(f"{path} is not a readable checkpoint; delete it to start from the beginning.")
     if checkpoint.scenario != scenario:
         raise ValueError(
-            f"{path} is a checkpoint of another scenario ({checkpoint.scenario}, asked for {scenario}): data or settings "
-            "have changed; repeat the command it came from, or delete it to start from the beginning."
+            f"{path} is a checkpoint of another scenario ({checkpoint.scenario}, not {scenario}): data or settings "
+            "have changed; repeat the command it came from, or delete it to start anew."
         )
     return checkpoint

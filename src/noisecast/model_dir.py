@@ -1,9 +1,9 @@
 """The model directory: what `noisecast train` writes and `noisecast predict` reads. Arrays and JSON, nothing that runs.
 
-  parameters.npz   the released parameters
-  model.json       how features are made and what the outputs mean
-  privacy.json     the guarantee in numbers        PRIVACY.txt   the same in a sentence to quote
-  non_private.json losses and accuracies, computed without noise: not covered by the guarantee, not for release
+parameters.npz   the released parameters
+model.json       how features are made and what the outputs mean
+privacy.json     the guarantee in numbers        PRIVACY.txt   the same in a sentence to quote
+non_private.json losses and accuracies, computed without noise: not covered by the guarantee, not for release
 """
 
 import json
@@ -48,7 +48,9 @@ def save_model(path: str | Path, model: TrainedModel, *, encoder: Encoder, label
     """Write a model directory, whole or not at all; `path` must not exist yet."""
     problem, scenario = model.scenario.problem, model.scenario
     if not isinstance(problem, LinearModel):
-        raise ValueError(f"Expected a linear model to write, got {problem.name}; save a JAX model's parameters yourself.")
+        raise ValueError(
+            f"Expected a linear model to write, got {problem.name}; save a JAX model's parameters yourself."
+        )
     described = {
         "format": FORMAT,
         "model": problem.likelihood.name,
@@ -74,7 +76,9 @@ def load_model(path: str | Path) -> SavedModel:
     """
     path = Path(path)
     if not (path / "model.json").is_file():
-        raise DataError(f"Expected a model directory written by `noisecast train` at {path}, found no model.json there.")
+        raise DataError(
+            f"Expected a model directory written by `noisecast train` at {path}, found no model.json there."
+        )
     try:
         described = json.loads((path / "model.json").read_text(encoding="utf-8"))
         privacy = json.loads((path / "privacy.json").read_text(encoding="utf-8"))

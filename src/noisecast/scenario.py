@@ -1,6 +1,6 @@
 """A scenario is a question: this problem, this mechanism, this optimizer, for so many steps."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from noisecast.optimizers import Optimizer
@@ -36,9 +36,8 @@ class Scenario:
     @cached_property
     def id(self) -> str:
         """Content hash: equal for equal questions, on every machine; 16 hexadecimal digits."""
-        optimizer = [(field.name, getattr(self.optimizer, field.name)) for field in fields(self.optimizer)]
         return fingerprint_of(
-            self.problem.fingerprint, repr(self.mechanism), self.optimizer.name, repr(optimizer), self.num_steps,
+            self.problem.fingerprint, repr(self.mechanism), repr(self.optimizer), self.num_steps,
             self.target_delta,
         )[:16]  # fmt: skip
 

@@ -345,8 +345,16 @@ def _checked(model: type[_T], table: Any, where: str, mistakes: list[str]) -> _T
     try:
         return model.model_validate(table)
     except ValidationError as error:
-        mistakes += [_sentence(each, where, model) for each in error.errors(include_url=False)]
+        errors = error.errors(include_url=False)
+        misspelt = {_closest(str(e["loc"][-1]), model) for e in errors if e["type"] == "extra_forbidden"}
+        # One mistake, not two: a misspelt key is not missing as well.
+        errors = [e for e in errors if e["type"] != "missing" or e["loc"][-1] not in misspelt]
+        mistakes += [_sentence(each, where, model, table) for each in errors]
         return None
+
+
+def _closest(name: str, model: type[BaseModel]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, model.model_fields, n=1)), None)
 
 
 def _checked_problem(table: Any, mistakes: list[str]) -> _ProblemTable | None:
@@ -368,14 +376,16 @@ def _checked_optimizers(tables: Any, mistakes: list[str]) -> list[_Optimizer]:
     return [optimizer for optimizer in checked if optimizer is not None]
 
 
-def _sentence(error: Any, where: str, model: type[BaseModel]) -> str:
+def _sentence(error: Any, where: str, model: type[BaseModel], table: dict) -> str:
     """One of pydantic's errors in our form: expected, got, way out."""
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    # A single number was made a list of one: its place in that list is not the reader's concern.
+    place = error["loc"] if isinstance(table.get(error["loc"][0]), list | dict) else error["loc"][:1]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
     got, context = error["input"], error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            close = difflib.get_close_matches(name, model.model_fields, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(model.model_fields)}."
+            close = _closest(name, model)
+            hint = f"did you mean '{close}'?" if close else f"there are {', '.join(model.model_fields)}."
             return f"{where}has no key '{name}'; {hint}".strip()
         case "missing":
             return f"Expected {where}{name}, got nothing; add it."

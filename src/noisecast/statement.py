@@ -44,8 +44,8 @@ class PrivacyStatement:
         """What a lawyer could quote."""
         if self.reproducible:
             return (
-                "This model is NOT private: its noise was drawn from a seed that makes the run reproducible, so whoever "
-                "knows the seed can take the noise away. Train without an insecure seed for a guarantee."
+                "This model is NOT private: its noise was drawn from a seed that makes the run reproducible, so "
+                "whoever knows the seed can take the noise away. Train without an insecure seed for a guarantee."
             )
         neighbours = {
             Adjacency.ADD_OR_REMOVE_ONE: "adding or removing",
@@ -54,8 +54,8 @@ class PrivacyStatement:
         if self.epsilon == float("inf"):
             return "This model is NOT private: no noise was added (epsilon is infinite)."
         return (
-            f"{self.released} satisfy (ε = {_rounded_up(self.epsilon)}, δ = {self.target_delta:g})-differential privacy "
-            f"with respect to {neighbours} {self.unit}, as computed by the {self.accountant} accountant for "
+            f"{self.released} satisfy (ε = {_rounded_up(self.epsilon)}, δ = {self.target_delta:g})-differential "
+            f"privacy with respect to {neighbours} {self.unit}, as computed by the {self.accountant} accountant for "
             f"{self.num_steps:,} steps of {self.optimizer} with noise multiplier {self.noise_multiplier:g}, clip norm "
             f"{self.l2_clip_norm:g} and expected batch size {self.expected_batch_size:g}. {self.sampler} "
             f"Not covered: {' '.join(self.not_covered)}"

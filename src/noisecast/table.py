@@ -65,6 +65,7 @@ METRICS = {
 
 OK = "ok"
 DIVERGED = "diverged"
+EXTRAPOLATED = "extrapolated"  # a formula's answer outside the range in which it holds
 
 
 def table_from(rows: Iterable[dict] | pd.DataFrame) -> pd.DataFrame:
@@ -85,8 +86,8 @@ def table_from(rows: Iterable[dict] | pd.DataFrame) -> pd.DataFrame:
         raise ValueError(
             f"Expected the table's {len(names)} columns; missing: {sorted(missing)}, unknown: {sorted(unknown)}."
         )
-    frame = frame[names].astype({column.name: column.dtype for column in COLUMNS})
-    strangers = set(frame["metric"].unique()) - set(METRICS)
+    frame = frame.loc[:, names].astype({column.name: column.dtype for column in COLUMNS})
+    strangers = set(frame["metric"]) - set(METRICS)
     if strangers:
         raise ValueError(f"Expected metrics among {sorted(METRICS)}, got {sorted(strangers)}.")
     return frame

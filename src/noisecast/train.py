@@ -95,8 +95,8 @@ def train(
     params = run.engine.params[0, 0]
     if not np.isfinite(params).all():
         raise ValueError(
-            f"{scenario.optimizer.name} diverged: its parameters are no longer finite. Use a smaller learning_rate than "
-            f"{scenario.optimizer.learning_rate:g} (or a smaller l2_clip_norm); the budget of this run is spent."
+            f"{scenario.optimizer.name} diverged: its parameters are no longer finite. Use a smaller learning_rate "
+            f"than {scenario.optimizer.learning_rate:g} (or a smaller l2_clip_norm); the budget of this run is spent."
         )
     statement = privacy_statement(
         scenario, reproducible=not run.root.is_private, unit=unit, also_not_covered=also_not_covered

@@ -21,7 +21,7 @@ from noisecast import (
 from noisecast.engines import dense
 from noisecast.engines.dense import DenseRun
 from noisecast.optimizers import OPTIMIZERS
-from noisecast.privacy import Adjacency
+from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.noise import Purpose, RandomRoot, key_for
 from noisecast.problems.datasets import Dataset
 
@@ -58,7 +58,7 @@ def run_of(*scenarios, repeats=(0,), root=ROOT) -> DenseRun:
 
 
 def plain_loop(question: Scenario, num_steps: int) -> np.ndarray:
-    """The definition, in float64 and without noise: batches of the sampler, gradients one by one, the update by hand."""
+    """The definition, in float64 and without noise: the sampler's batches, gradients one by one, updates by hand."""
     x = np.hstack([np.asarray(PROBLEM.train.rows.values, np.float64), np.ones((N, 1))])
     y = np.asarray(PROBLEM.train.labels)
     sampler, optimizer = question.mechanism.sampler, question.optimizer
@@ -84,7 +84,9 @@ def plain_loop(question: Scenario, num_steps: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("optimizer", [DPSGD(learning_rate=0.5), DPSignSGD(learning_rate=0.01), DPAdam(learning_rate=0.01)])
+@pytest.mark.parametrize(
+    "optimizer", [DPSGD(learning_rate=0.5), DPSignSGD(learning_rate=0.01), DPAdam(learning_rate=0.01)]
+)
 def test_without_noise_the_steps_are_those_of_a_plain_loop(sampler, optimizer):
     question = scenario(optimizer, noise_multiplier=0.0, sampler=sampler, num_steps=30)
     run = run_of(question)
@@ -147,7 +149,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(optimizer, sampler, 
 
 
 def test_optimizers_at_one_seed_see_the_same_batches_and_seeds_differ():
-    quiet = {cls: run_of(scenario(cls(learning_rate=1e-6), noise_multiplier=0.0), repeats=(0, 1)) for cls in (DPSGD, DPAdam)}
+    quiet = {
+        cls: run_of(scenario(cls(learning_rate=1e-6), noise_multiplier=0.0), repeats=(0, 1)) for cls in (DPSGD, DPAdam)
+    }
     for run in quiet.values():
         run.advance(1)
     # At a vanishing learning rate the first DP-Adam step is the sign of the first DP-SGD step.

@@ -5,6 +5,7 @@ import math
 import mpmath as mp
 import numpy as np
 import pytest
+
 from noisecast.theory import (
     concentrated_normalised_gradient_factor,
     expected_erf,

@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from noisecast.cli.mechanism_options import MechanismOptions
-from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn
+from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
 from noisecast.privacy.accounting import PrivacySpent, epsilon_spent, warnings_for
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson, Sampler
@@ -14,7 +14,9 @@ from noisecast.privacy.sampling import Poisson, Sampler
 def account(
     *,
     target_delta: Annotated[float, Parameter(help="Delta that epsilon is stated at; below 1 / number of examples.")],
-    num_examples: Annotated[int | None, Parameter(help="Number of examples, with --batch-size.")] = None,
+    num_examples: Annotated[
+        int | None, Parameter(converter=whole_number, help="Number of examples, with --batch-size.")
+    ] = None,
     batch_size: Annotated[float | None, Parameter(help="Expected batch size, with --num-examples.")] = None,
     sampling_probability: Annotated[
         float | None, Parameter(help="Instead of the two: Poisson sampling with this probability.")

@@ -38,7 +38,7 @@ def answer(
     json: Json = False,
 ) -> None:
     """Ask the runners (training, SDE, closed form) what a scenario file asks."""
-    check_places(output, figure)
+    _check_places(output, figure)
     question = read_scenario_file(scenario)
     warn(_warnings(question))
     with share_progress("Asking " + ", ".join(runner.name for runner in question.runners)) as progress:
@@ -52,7 +52,7 @@ def answer(
         )
     refused = refusals(question.scenarios, question.runners)
     write(table, output, figure)
-    losses = final_losses(table)
+    losses = summaries(table, "loss")
     if json:
         print_json({"loss": losses, "refusals": refused, "output": output and str(output)})
         return
@@ -65,15 +65,17 @@ def answer(
             console.print(f"Written: {path}", soft_wrap=True)
 
 
-def check_places(*paths: Path | None) -> None:
+def _check_places(output: Path | None, figure: Path | None) -> None:
     """Whether results can be written, before they are computed."""
-    for path in paths:
-        if path is not None and path.is_dir():
+    for path, what, suffixes in ((output, "table", (".parquet",)), (figure, "figure", (".png", ".pdf", ".svg"))):
+        if path is None:
+            continue
+        if path.is_dir():
             raise ValueError(f"Expected a file to write to, got the directory {path}.")
-        if path is not None and (reason := why_unwritable(path.absolute())) is not None:
+        if path.suffix not in suffixes:
+            raise ValueError(f"Expected a {what} that ends in {' or '.join(suffixes)}, got {path}.")
+        if (reason := why_unwritable(path.absolute())) is not None:
             raise ValueError(reason)
-        if path is not None and path.suffix not in (".parquet", ".png", ".pdf", ".svg"):
-            raise ValueError(f"Expected a file that ends in .parquet (table) or .png, .pdf, .svg (figure), got {path}.")
 
 
 def write(table: pd.DataFrame, output: Path | None, figure: Path | None) -> None:
@@ -85,24 +87,26 @@ def write(table: pd.DataFrame, output: Path | None, figure: Path | None) -> None
             scenario_picture.save(drawn, temporary)
 
 
-def final_losses(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Every scenario's loss after its last step by every runner: mean, 95 % half-width, seeds; NaN as None."""
-    summary = scenario_picture.data(table.loc[table["step"] == table["num_steps"]], "loss")
+def summaries(table: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
+    """A metric after the last step, by scenario and runner: mean, 95 % half-width, seeds; NaN as None."""
+    summary = scenario_picture.data(table.loc[table["step"] == table["num_steps"]], metric)
     settings = {row["scenario"]: row for row in table.drop_duplicates("scenario").to_dict("records")}
-    losses = []
+    found = []
     for row in summary.to_dict("records"):
         row["half_width"] = row["high"] - row["mean"]
         kept = {name: row[name] for name in ("scenario", "runner", "mean", "half_width", "num_seeds", "num_diverged")}
         kept |= {name: settings[row["scenario"]][name] for name in SETTINGS}
-        losses.append({name: _plain(value) for name, value in kept.items()})
-    return losses
+        found.append({name: _plain(value) for name, value in kept.items()})
+    return found
 
 
 def _table(losses: list[dict[str, Any]], question: Question) -> Table:
     first = question.scenarios[0]
     seeds = max(int(loss["num_seeds"]) for loss in losses)
     caption = f"± is the 95 % interval of the mean over {seeds} seeds. " if seeds > 1 else "One seed: no interval. "
-    caption += f"ε at delta {first.target_delta:g}. Nominal ε is the paper's formula, not a guarantee."
+    caption += f"ε at delta {first.target_delta:g}."
+    if any(loss["nominal_epsilon"] is not None for loss in losses):
+        caption += " Nominal ε is the paper's formula, not a guarantee."
     table = Table(
         title=f"Loss after {first.num_steps:,} steps, {first.problem.name} (non_private)",
         caption=caption,
@@ -122,7 +126,7 @@ def _table(losses: list[dict[str, Any]], question: Question) -> Table:
         if by_runner:
             row = next(iter(by_runner.values()))
             cells = [number(row[name], 3) for name in settings]
-            table.add_row(row["optimizer"], *cells, *(_loss(by_runner.get(name)) for name in runners))
+            table.add_row(row["optimizer"], *cells, *(loss_cell(by_runner.get(name)) for name in runners))
     return table
 
 
@@ -131,7 +135,8 @@ def _varies_within_an_optimizer(losses: list[dict[str, Any]], name: str) -> bool
     return len(pairs) > len({optimizer for optimizer, _ in pairs})
 
 
-def _loss(loss: dict[str, Any] | None) -> str:
+def loss_cell(loss: dict[str, Any] | None) -> str:
+    """A mean with its interval, for a table."""
     if loss is None:
         return number(None)
     text = number(loss["mean"], 3)
@@ -140,7 +145,7 @@ def _loss(loss: dict[str, Any] | None) -> str:
     if loss["half_width"] is None or not loss["mean"]:
         return text
     # In per cent of the mean: small losses have long numbers.
-    return f"{text} ±{100 * loss['half_width'] / abs(loss['mean']):.2g}%"
+    return f"{text} ±{100 * loss['half_width'] / abs(loss['mean']):.0f}%"
 
 
 def _warnings(question: Question) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from noisecast.cli.output import whole_number
 from noisecast.privacy.accounting import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import FixedSize, Poisson, Sampler, Shuffled
@@ -18,7 +19,9 @@ AdjacencyName = Literal["add-or-remove-one", "replace-one"]
 class MechanismOptions:
     """How long, how noisy and on which batches."""
 
-    num_steps: Annotated[int | None, Parameter(help="Number of steps; or give --epochs.")] = None
+    num_steps: Annotated[int | None, Parameter(converter=whole_number, help="Number of steps; or give --epochs.")] = (
+        None
+    )
     epochs: Annotated[float | None, Parameter(help="Passes over the data, instead of --num-steps.")] = None
     noise_multiplier: Annotated[
         float | None, Parameter(help="Noise standard deviation / clip norm; or give --target-epsilon.")

@@ -3,10 +3,10 @@
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, TypeAlias
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -16,12 +16,22 @@ Json: TypeAlias = Annotated[
 ]
 
 
+def whole_number(kind: type, tokens: Sequence[Token]) -> int:
+    """A converter for options that count: 39000, 1e6; Cyclopts' own would round 1.5 and say nothing."""
+    del kind
+    value = float(tokens[0].value)
+    if not value.is_integer():
+        raise ValueError(f"Expected a whole number, got {tokens[0].value}.")
+    return int(value)
+
+
 TABLE_STYLE: dict[str, Any] = {
     "box": box.SIMPLE_HEAD,
     "title_justify": "left",
     "title_style": "bold",
     "caption_justify": "left",
     "pad_edge": False,
+    "collapse_padding": True,
 }
 
 

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from noisecast.cli.learning_rate import PublicScale, starting_learning_rate
 from noisecast.cli.mechanism_options import MechanismOptions
-from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn
+from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
 from noisecast.cli.progress import training_progress
 from noisecast.files import why_unwritable
 from noisecast.model_dir import save_model
@@ -47,8 +47,10 @@ class FileOptions:
         Path | None,
         Parameter(help="Public vocabulary, one word a line. Without it the training texts' own words: those leak."),
     ] = None
-    vocabulary_size: Annotated[int, Parameter(help="Columns at most, without --vocabulary.")] = 10_000
-    max_tokens: Annotated[int | None, Parameter(help="Tokens used of each text.")] = None
+    vocabulary_size: Annotated[
+        int, Parameter(converter=whole_number, help="Columns at most, without --vocabulary.")
+    ] = 10_000
+    max_tokens: Annotated[int | None, Parameter(converter=whole_number, help="Tokens used of each text.")] = None
     columns: Annotated[str | None, Parameter(help="Numeric columns to use, as a,b,c. Default: all.")] = None
     bounds: Annotated[
         Path | None, Parameter(help="Public bounds of the columns (TOML: age = [0, 120]); scales them to [-1, 1].")
@@ -111,12 +113,18 @@ def train(
     ] = None,
     num_examples: Annotated[
         int | None,
-        Parameter(help="Declared, public number of examples. Default: the file's own, then taken as public."),
+        Parameter(
+            converter=whole_number,
+            help="Declared, public number of examples. Default: the file's own, then taken as public.",
+        ),
     ] = None,
     files: FileOptions = FileOptions(),
     resume: Annotated[bool, Parameter(negative=(), show_default=False, help="Go on after an interruption.")] = False,
     insecure_seed: Annotated[
-        int | None, Parameter(help="Reproducible noise, therefore NO privacy: for experiments on public data.")
+        int | None,
+        Parameter(
+            converter=whole_number, help="Reproducible noise, therefore NO privacy: for experiments on public data."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -258,9 +266,10 @@ def _what_will_run(plan: Plan):
 
 
 def _print_result(model: TrainedModel, output: Path) -> None:
-    rows = [(METRICS[name].label, number(value)) for name, value in model.non_private_metrics.items()]
+    metrics = model.non_private_metrics
     console = to_reader()
-    console.print(facts(rows, title="Result (non_private: computed without noise, not for release)"))
+    console.print("[bold]Result[/bold] (non_private: computed without noise, not for release)")
+    console.print(facts((METRICS[name].label, number(metrics[name])) for name in METRICS if name in metrics))
     console.print(model.statement.sentence())
     console.print(f"\nModel: {output}  ({model.seconds:.1f} s)", soft_wrap=True)
 

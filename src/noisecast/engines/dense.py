@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,7 @@ class DenseRun:
     def __init__(self, scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot):
         first = scenarios[0]
         self.problem: Problem = first.problem
-        self.sampler = first.mechanism.sampler
+        self.sampler: Any = first.mechanism.sampler  # one with `batches`, unless the problem is a population
         self.step = 0
         self._group = Group(
             learning_rate=jnp.array([s.optimizer.learning_rate for s in scenarios], jnp.float32),
@@ -125,7 +126,8 @@ class DenseRun:
     def state(self) -> dict[str, np.ndarray]:
         """Everything needed to go on from here, as arrays (keys excepted: they are remade from the root)."""
         leaves = jax.tree.leaves((self._params, self._state))
-        return {"step": np.int64(self.step)} | {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        return arrays | {"step": np.asarray(self.step)}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Continue from a `state()` of a run with the same scenarios, repeats and root."""
@@ -138,7 +140,7 @@ class DenseRun:
         self.step = int(state["step"])
 
     def _batches(self, step: int, to_step: int) -> tuple[int, int, tuple[Array, Array] | None]:
-        """A chunk of steps that holds `step`: its first step, where to stop, row numbers and mask (repeats, steps, w)."""
+        """A chunk of steps that holds `step`: its first step, where to stop, rows and mask (repeats, steps, width)."""
         if self.problem.num_examples is None:  # a population draws its examples inside the step, from the example keys
             return step, to_step, None
         steps = max(1, DRAWS_PER_CHUNK // (len(self._batch_keys) * (int(self._group.expected_batch_size) + 64)))
@@ -182,9 +184,10 @@ def _advance(problem, group, params, state, noise_keys, example_keys, batches, f
         )
 
     def one_step(step, carry):
+        params, state = carry
         batch = jax.tree.map(lambda array: array[:, step - first], batches)
         repeats = jax.vmap(one_repeat, in_axes=(0, 0, 0, 0, 0, None))
-        return repeats(batch, example_keys, noise_keys, *carry, step)
+        return repeats(batch, example_keys, noise_keys, params, state, step)
 
     return jax.lax.fori_loop(begin, stop, one_step, (params, state))
 

@@ -1,24 +1,28 @@
 """Colour is the optimizer, line is the runner: fixed here for every figure."""
 
+from typing import Any
+
 # Okabe and Ito's colours, told apart by readers who see few of them.
 OPTIMIZER_COLOURS = {"DP-SGD": "#0072B2", "DP-SignSGD": "#D55E00", "DP-Adam": "#009E73"}
 OTHER_COLOUR = "#666666"
 
 # Runner: (line style, marker).
-RUNNER_LINES = {
+RUNNER_LINES: dict[str, tuple[Any, str]] = {
     "training": ("none", "o"),
     "sde": ("-", ""),
+    "sde_phases": (":", ""),
     "moments": ("-.", ""),
     "closed_form": ("--", ""),
 }
 RUNNER_LABELS = {
     "training": "training (dots)",
     "sde": "SDE (solid)",
+    "sde_phases": "SDE, the paper's phases (dotted)",
     "moments": "forecast (dash-dot)",
     "closed_form": "closed form (dashed)",
 }
 
-RC = {
+RC: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.spines.top": False,

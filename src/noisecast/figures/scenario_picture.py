@@ -24,7 +24,9 @@ def data(table: pd.DataFrame, metric: str = "loss") -> pd.DataFrame:
     chosen = table[table["metric"] == metric]
     if chosen.empty:
         raise ValueError(f"Expected rows with metric {metric!r}; the table has {sorted(table['metric'].unique())}.")
-    return chosen.groupby([*CURVE, "step"], dropna=False, sort=False).apply(_summary, include_groups=False).reset_index()
+    return (
+        chosen.groupby([*CURVE, "step"], dropna=False, sort=False).apply(_summary, include_groups=False).reset_index()
+    )
 
 
 def _summary(rows: pd.DataFrame) -> pd.Series:
@@ -49,11 +51,13 @@ def draw(frame: pd.DataFrame, metric: str = "loss") -> Figure:
         figure = Figure(figsize=(1.2 + 3.1 * columns, 1.1 + 2.6 * lines), layout="constrained")
         panels = np.atleast_1d(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel())
         for panel, level in zip(panels, levels):
-            _draw_panel(panel, frame[frame["noise_multiplier"] == level])
+            _draw_panel(panel, frame.loc[frame["noise_multiplier"] == level])
+        for panel in panels[max(0, len(levels) - columns) : len(levels)]:
+            panel.set_xlabel("step")
+            panel.tick_params(labelbottom=True)
         for panel in panels[len(levels) :]:
             panel.axis("off")
         _frame_axes(panels[: len(levels)], frame, columns)
-        figure.supxlabel("step", fontsize=9)
         figure.supylabel(f"{METRICS[metric].label}", fontsize=9)
         figure.suptitle(", ".join(frame["problem"].unique()), fontsize=10)
         spare = panels[len(levels)] if len(levels) < len(panels) else None
@@ -66,8 +70,9 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def _draw_panel(panel, frame: pd.DataFrame) -> None:
-    for (_, optimizer, runner), curve in frame.groupby(["scenario", "optimizer", "runner"], sort=False):
+    for _, curve in frame.groupby(["scenario", "optimizer", "runner"], sort=False):
         curve = curve.sort_values("step")
+        optimizer, runner = curve[["optimizer", "runner"]].iloc[0]
         colour = OPTIMIZER_COLOURS.get(optimizer, OTHER_COLOUR)
         style, marker = RUNNER_LINES[runner]
         panel.plot(
@@ -82,7 +87,7 @@ def _frame_axes(panels, frame: pd.DataFrame, columns: int) -> None:
     # The range of what was trained, with room: a theory line that leaves it is off, and is drawn leaving it.
     seen = frame[frame["runner"] == "training"]
     seen = seen if len(seen) else frame
-    values = seen[["mean", "low", "high"]].to_numpy().ravel()
+    values = np.ravel(seen[["mean", "low", "high"]])
     values = values[np.isfinite(values)]
     if not len(values):
         return

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from noisecast.optimizers.optimizer import Array, check_learning_rate
-from noisecast.theory import dp_sgd as theory
+from noisecast.theory.dp_sgd import DP_SGD
 from noisecast.theory.optimizer_theory import OptimizerTheory
 
 
@@ -18,10 +18,13 @@ class DPSGD:
 
     learning_rate: float
     name: ClassVar[str] = "DP-SGD"
-    theory: ClassVar[OptimizerTheory] = theory.DP_SGD
 
     def __post_init__(self) -> None:
         check_learning_rate(self.learning_rate)
+
+    @property
+    def theory(self) -> OptimizerTheory:
+        return DP_SGD
 
     def init(self, params: Array) -> None:
         return None

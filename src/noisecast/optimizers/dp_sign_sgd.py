@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from noisecast.optimizers.optimizer import Array, check_learning_rate
-from noisecast.theory import dp_sign_sgd as theory
+from noisecast.theory.dp_sign_sgd import DP_SIGN_SGD
 from noisecast.theory.optimizer_theory import OptimizerTheory
 
 
@@ -21,10 +21,13 @@ class DPSignSGD:
 
     learning_rate: float
     name: ClassVar[str] = "DP-SignSGD"
-    theory: ClassVar[OptimizerTheory] = theory.DP_SIGN_SGD
 
     def __post_init__(self) -> None:
         check_learning_rate(self.learning_rate)
+
+    @property
+    def theory(self) -> OptimizerTheory:
+        return DP_SIGN_SGD
 
     def init(self, params: Array) -> None:
         return None

@@ -1,7 +1,7 @@
 """What an optimizer is: a direction from a private gradient, and the theory of the path it makes."""
 
 import math
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from noisecast.theory.optimizer_theory import OptimizerTheory
 
@@ -12,8 +12,7 @@ State = Any
 class Optimizer(Protocol):
     """x_{k+1} = x_k - learning_rate * direction(g_k, state_k). Post-processing of g_k: it costs no privacy."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
 
     @property
     def learning_rate(self) -> float: ...

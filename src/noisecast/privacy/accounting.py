@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize
 
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import Sampler
@@ -187,6 +186,8 @@ def calibrate_noise_multiplier(
     >>> 2.01 < found.noise_multiplier < 2.03
     True
     """
+    from scipy import optimize
+
     if not 0 < target_epsilon < math.inf:
         raise ValueError(f"Expected a finite target_epsilon > 0, got {target_epsilon}.")
     if num_steps < 1:

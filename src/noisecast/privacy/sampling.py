@@ -401,9 +401,11 @@ def _uniform_subsets(rng: np.random.Generator, sizes: NDArray, num_rows: int) ->
     """
     columns = np.arange(int(sizes.max(initial=0)), dtype=np.int32)
     padded = columns >= sizes[:, None]
-    if len(columns) > num_rows // 8:  # redrawing would take long: shuffle instead
-        order = rng.permuted(np.tile(np.arange(num_rows, dtype=np.int32), (len(sizes), 1)), axis=1)[:, : len(columns)]
-        return np.sort(np.where(padded, num_rows + columns, order), axis=1)
+    if len(columns) > num_rows // 8:  # duplicates would be many: choose each row's subset on its own
+        chosen = np.tile(num_rows + columns, (len(sizes), 1))
+        for row, size in zip(chosen, sizes):
+            row[:size] = np.sort(rng.choice(num_rows, size, replace=False, shuffle=False))
+        return chosen
     subsets = rng.integers(0, max(num_rows, 1), padded.shape, dtype=np.int32)
     subsets = np.sort(np.where(padded, num_rows + columns, subsets), axis=1)
     while True:

@@ -1,4 +1,4 @@
-"""Gradient moments of a data set: what the SDEs need of any problem that can weigh its clipped per-example gradients."""
+"""Gradient moments of a data set: what the SDEs need of a problem that can weigh its clipped gradients."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -75,5 +75,5 @@ def gradient_noise(problem: WeighsClippedGradients, params: Array, prepared: Pre
 def shrink_factor(problem: WeighsClippedGradients, params: Array, prepared: PreparedMechanism) -> Array:
     """h = <E clip(g), E g> / |E g|^2: what clipping leaves of the gradient, along the gradient; ()."""
     clipped, _ = problem.clipped_gradient_moments(params, prepared.l2_clip_norm)
-    gradient, _ = problem.clipped_gradient_moments(params, jnp.inf)
+    gradient, _ = problem.clipped_gradient_moments(params, jnp.asarray(jnp.inf))
     return clipped @ gradient / (gradient @ gradient)

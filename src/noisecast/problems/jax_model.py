@@ -37,6 +37,7 @@ class JaxModel:
     name: str
     fingerprint: str
 
+    is_quadratic = False
     why_no_closed_form = (
         "closed_form cannot answer a general model: its loss is not quadratic and its clipping changes along the path. "
         'Use runner "training" or "sde".'
@@ -75,12 +76,12 @@ class JaxModel:
         return sums[0] / self.num_examples, sums[1] / self.num_examples
 
     def evaluate(self, params: Array, l2_clip_norm: Array) -> dict[str, Array]:
-        """Loss, gradient norm, clip fraction; test loss and accuracies where examples and a rule for them were given."""
+        """Loss, gradient norm, clip fraction; test loss and accuracies where examples and a rule were given."""
 
         def look(g, norm, present):
             return jnp.where(present, g, 0.0), jnp.where(present, norm > l2_clip_norm, False).astype(jnp.float32)
 
-        gradient, clipped = self._sum(look, params, self.train, self._everyone(), jnp.inf)
+        gradient, clipped = self._sum(look, params, self.train, self._everyone(), jnp.asarray(jnp.inf))
         metrics = self._fit(params, self.train, "")
         if self.test is not None:
             metrics |= self._fit(params, self.test, "test_")
@@ -211,5 +212,7 @@ def _checked_examples(examples: PyTree, what: str) -> PyTree:
     arrays = jax.tree.map(jnp.asarray, examples)
     rows = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(arrays)}
     if len(rows) != 1 or rows & {None, 0}:
-        raise ValueError(f"Expected {what} to be arrays with a common leading axis of length >= 1, got {rows or 'none'}.")
+        raise ValueError(
+            f"Expected {what} to be arrays with a common leading axis of length >= 1, got {rows or 'none'}."
+        )
     return arrays

@@ -88,6 +88,7 @@ class LinearModel:
     name: str
     fingerprint: str
 
+    is_quadratic = False
     why_no_closed_form = None
 
     @property

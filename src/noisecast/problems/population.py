@@ -57,7 +57,7 @@ class ClippingTable:
 class Population:
     """Per-example gradients grad f(x) + example_noise_std * t_nu(0, I_d), fresh at every step (paper, Assumption 2).
 
-    t_nu is the multivariate Student-t: one chi-square scale an example, so the noise is isotropic; nu = inf is Gaussian.
+    t_nu is the multivariate Student-t, one chi-square scale an example: the noise is isotropic; nu = inf is Gaussian.
     Subclasses are frozen dataclasses registered as pytrees, with `loss` and `gradient`.
     """
 
@@ -65,6 +65,7 @@ class Population:
     example_noise_std: float
     degrees_of_freedom: float
     num_examples = None
+    is_quadratic = False
     why_no_closed_form: str | None = None
 
     @abstractmethod

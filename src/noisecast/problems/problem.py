@@ -80,6 +80,11 @@ class Problem(Protocol):
         ...
 
     @property
+    def is_quadratic(self) -> bool:
+        """Whether the local quadratic is the loss itself, everywhere."""
+        ...
+
+    @property
     def why_no_closed_form(self) -> str | None:
         """None, or the sentence that says why the local quadratic would mislead."""
         ...

@@ -31,6 +31,8 @@ class Quadratic(Population):
     name: str
     fingerprint: str
 
+    is_quadratic = True
+
     def loss(self, params: Array) -> Array:
         return 0.5 * jnp.sum(self.hessian_diag * params**2)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,9 @@ class DenseRows:
         return (self.values**2).T @ coefficients
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["indices", "values", "squared_norms"], meta_fields=["num_features"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["indices", "values", "squared_norms"], meta_fields=["num_features"]
+)
 @dataclass(frozen=True)
 class SparseRows:
     """Rows x_i with few non-zeros, padded to the longest: column numbers and values.
@@ -81,7 +84,7 @@ class SparseRows:
 def rows_from(features: np.ndarray | scipy.sparse.csr_array) -> DenseRows | SparseRows:
     """Put features on the device: CSR stays sparse unless it is as full as a matrix."""
     if scipy.sparse.issparse(features):
-        csr = scipy.sparse.csr_array(features)
+        csr: Any = scipy.sparse.csr_array(features)
         longest = int(np.diff(csr.indptr).max(initial=1))
         if 2 * longest < csr.shape[1]:
             return _sparse_rows(csr, longest)
@@ -90,7 +93,7 @@ def rows_from(features: np.ndarray | scipy.sparse.csr_array) -> DenseRows | Spar
     return DenseRows(jnp.asarray(values), squared_norms)
 
 
-def _sparse_rows(csr: scipy.sparse.csr_array, longest: int) -> SparseRows:
+def _sparse_rows(csr: Any, longest: int) -> SparseRows:
     counts = np.diff(csr.indptr)
     row = np.repeat(np.arange(csr.shape[0]), counts)
     slot = np.arange(csr.nnz) - np.repeat(csr.indptr[:-1], counts)
@@ -103,7 +106,7 @@ def _sparse_rows(csr: scipy.sparse.csr_array, longest: int) -> SparseRows:
 
 def _finite_rows(values: np.ndarray) -> tuple[np.ndarray, Array]:
     """Rows and their squared norms. A row that is not finite becomes zeros of infinite norm: clipping takes it out."""
-    finite = np.isfinite(values).all(axis=1)
+    finite = np.all(np.isfinite(values), axis=1)
     values = np.where(finite[:, None], values, np.float32(0.0))
     squared_norms = np.where(finite, np.square(values, dtype=np.float64).sum(axis=1), np.inf)
     with np.errstate(over="ignore"):  # too large for float32 is infinite, and clipped as such

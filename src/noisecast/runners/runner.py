@@ -1,7 +1,7 @@
 """What a runner is: a way to answer scenarios, always in the same rows."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import pandas as pd
@@ -14,8 +14,7 @@ Progress = Callable[[float], None]  # told the share of the work that is done
 
 
 class Runner(Protocol):
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
 
     def why_unsupported(self, scenario: Scenario) -> str | None:
         """None, or one sentence: what this runner cannot answer here, why, and what to use instead."""
@@ -43,13 +42,13 @@ def rows(
 ) -> pd.DataFrame:
     """Records as rows of the table; `repeats` is None for a deterministic runner, whose arrays are (1, scenarios)."""
     columns = pd.DataFrame([scenario.columns() for scenario in scenarios])
-    seeds = pd.array([None] if repeats is None else list(repeats), dtype="Int64")
+    seeds = [None] if repeats is None else list(repeats)
     frames = []
     for step, metrics in records:
         for metric, values in metrics.items():
             frame = columns.loc[np.tile(np.arange(len(scenarios)), len(seeds))].reset_index(drop=True)
             frame["runner"], frame["step"], frame["metric"] = runner, step, metric
-            frame["seed"] = np.repeat(seeds, len(scenarios))
+            frame["seed"] = pd.array([seed for seed in seeds for _ in scenarios], dtype="Int64")
             frame["value"] = np.asarray(values, np.float64).ravel()
             frame["status"] = np.where(np.isfinite(frame["value"]), OK, DIVERGED)
             frames.append(frame)

@@ -37,6 +37,7 @@ from noisecast.theory.gaussian import (
     student_scale_factor,
 )
 from noisecast.theory.linear_sde import (
+    local_quadratic_curvature_loss,
     local_quadratic_gradient_norm_squared,
     local_quadratic_loss,
     loss_bound,
@@ -92,6 +93,7 @@ __all__ = [
     "expected_x_erf",
     "final_loss_effective_learning_rate",
     "gradient_noise_std",
+    "local_quadratic_curvature_loss",
     "local_quadratic_gradient_norm_squared",
     "local_quadratic_loss",
     "loss_bound",

@@ -174,7 +174,7 @@ def gradient_noise_std(
     """
     m2 = np.asarray(second_moment, dtype=float)
     variance = m2 - (np.asarray(shrink_factor) * np.asarray(gradient_norm)) ** 2
-    variance = np.where(variance <= 1e-14 * m2, 0.0, variance)  # rounding, not noise
+    variance = np.where(variance < 1e-14 * m2, 0.0, variance)  # rounding, not noise
     return np.sqrt(variance / (num_params * batch_size) + mean_noise_std**2)[()]
 
 
@@ -232,8 +232,8 @@ def sign_scale_mixture(
 
     >>> factors, weights = sign_scale_mixture(0.0, num_params=100, example_noise_std=1.0, degrees_of_freedom=1.0,
     ...                                       l2_clip_norm=20.0, batch_size=1, mean_noise_std=0.0)
-    >>> factors.shape, bool(1.0 < factors @ weights < 1.4)
-    ((4,), True)
+    >>> factors.shape, round(float(factors @ weights), 2)     # the slope is 1.5 times that of one Gaussian
+    ((4,), 1.51)
     """
     model: dict[str, Any] = {
         "num_params": num_params,

@@ -1,0 +1,204 @@
+"""Every bad input: exit status 2, one sentence on standard error, no traceback, nothing half-written."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from cli_inputs import ACCOUNT, SCENARIO, TRAIN, rows, with_option
+
+from noisecast.cli import main
+
+
+@pytest.fixture
+def refused(folder, capsys):
+    """Run a command that must be refused; its one sentence."""
+
+    def refused(arguments, *, lines=1):
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        assert main(arguments) == 2
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        assert len(printed.err.splitlines()) == lines, printed.err
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        return printed.err.strip()
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ("", "data.csv is empty."),
+        ("a,b,answer\n", "has a header (a, b, answer) but no rows"),
+        ("a,b,answer\n1,2,yes\n3,4,yes\n", "Expected two or more classes in data.csv, got only 'yes'"),
+        ("a,b,answer\n1,nan,yes\n3,4,no\n", "got nan in row 1 of column 'b'"),
+        ("a,b,answer\n1,2,yes\n3,inf,no\n", "got inf in row 2 of column 'b'"),
+        ("a,b,answer\n1,,yes\n3,4,no\n", "got nothing in row 1 of column 'b'"),
+        ("a,b,answer\n1,2,\n3,4,no\n", "Row 1 of data.csv has no label"),
+        ("a,b,c\n1,2,3\n", "Expected a column 'answer' in data.csv, got the columns a, b, c."),
+        ("a,b,answer\n1,2,yes\n3,4\n", "Row 2 of data.csv has 2 cells, expected 3"),
+        (rows(20), "Expected 0 < batch_size <= num_examples = 20, got 32"),
+    ],
+)
+def test_bad_training_files(folder, refused, content, sentence):
+    (folder / "data.csv").write_text(content, encoding="utf-8")
+    assert sentence in refused(TRAIN)
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ("1 1:0.5 2:1\n0 1:0.5 2\n", "Line 2 of data.svm holds '2'"),
+        ("1 1:0.5\nyes 1:0.5\n", "Line 2 of data.svm starts with 'yes'"),
+        ("1 1:inf\n0 1:1\n", "Line 1 of data.svm holds '1:inf'"),
+    ],
+)
+def test_ragged_svmlight(folder, refused, content, sentence):
+    (folder / "data.svm").write_text(content, encoding="utf-8")
+    arguments = with_option(["train", "data.svm", *TRAIN[2:]], "--bounds")
+    assert sentence in refused(arguments)
+
+
+@pytest.mark.parametrize(
+    "option, values, sentence",
+    [
+        ("--target-epsilon", ["0"], "Expected a finite --target-epsilon > 0, got 0.0."),
+        ("--target-epsilon", ["-1"], "Expected a finite --target-epsilon > 0, got -1.0."),
+        ("--target-epsilon", ["nan"], "Expected a finite --target-epsilon > 0, got nan."),
+        ("--target-epsilon", [], "Expected --noise-multiplier or --target-epsilon, got neither"),
+        ("--noise-multiplier", ["-1"], "Expected a finite --noise-multiplier >= 0, got -1.0."),
+        ("--num-steps", ["0"], "Expected --num-steps >= 1, got 0."),
+        ("--num-steps", ["1.5"], "Invalid value for --num-steps: Expected a whole number, got 1.5."),
+        ("--num-steps", [], "Expected --num-steps or --epochs, got neither"),
+        ("--batch-size", ["0"], "Expected 0 < batch_size <= num_examples = 25000, got 0.0."),
+        ("--batch-size", ["30000"], "Expected 0 < batch_size <= num_examples = 25000, got 30000.0."),
+        ("--target-delta", ["0"], "Expected 0 < target_delta < 1, got 0.0."),
+        ("--target-delta", [], "Expected --target-delta, got nothing."),
+        ("--sampler", ["posson"], "posson"),
+        ("--num-exmples", ["3"], "Did you mean --num-examples?"),
+    ],
+)
+def test_bad_numbers_of_account(refused, option, values, sentence):
+    base = ACCOUNT if option in ("--target-epsilon", "--noise-multiplier") else [*ACCOUNT, "--noise-multiplier", "1"]
+    assert sentence in refused(with_option(base, option, *values))
+
+
+def test_a_sampling_probability_above_one(refused):
+    arguments = ["account", "--sampling-probability", "1.5", "--num-steps", "10", "--target-delta", "1e-5"]
+    assert "Expected 0 < sampling_probability <= 1, got 1.5." in refused([*arguments, "--noise-multiplier", "1"])
+
+
+@pytest.mark.parametrize(
+    "option, values, sentence",
+    [
+        ("--learning-rate", ["0"], "Expected 0 < learning_rate < inf, got 0.0."),
+        ("--l2-clip-norm", ["0"], "Expected a finite l2_clip_norm > 0, got 0.0"),
+        ("--num-examples", ["10"], "Expected 0 < batch_size <= num_examples = 10, got 32"),
+        ("--test-fraction", ["1"], "Expected 0 < test_fraction < 1, got 1.0."),
+        ("--test", ["nowhere.csv"], "There is no file nowhere.csv"),
+        ("--bounds", ["nowhere.toml"], "There is no file nowhere.toml"),
+        ("--columns", ["a,z"], "got none for z"),
+        ("--optimizer", ["adam"], "adam"),
+        ("--output", ["data.csv"], "Expected --output to be a new directory, data.csv exists"),
+        ("--output", ["missing/model"], "Expected the folder"),
+    ],
+)
+def test_bad_options_of_train(refused, option, values, sentence):
+    assert sentence in refused(with_option(TRAIN, option, *values))
+
+
+def test_resume_without_a_checkpoint(refused):
+    assert "Expected a checkpoint at model.checkpoint, found none" in refused([*TRAIN, "--resume"])
+
+
+def test_a_garbled_checkpoint(folder, refused):
+    (folder / "model.checkpoint").write_bytes(b"PK\x03\x04 half of a file")
+    assert "is the checkpoint of an interrupted run" in refused(TRAIN)
+    # What will run has been shown by then: the sentence is still the only line on standard error.
+    assert "is not a readable checkpoint" in refused([*TRAIN, "--resume"])
+
+
+def test_a_diverged_run_leaves_no_model(refused):
+    assert "diverged" in refused([*TRAIN, "--learning-rate", "1e39"])
+
+
+def test_three_mistakes_in_a_scenario_file_are_three_sentences(folder, refused):
+    text = SCENARIO.replace("num_steps = 50", "num_steps = 0").replace("[0.5, 2.0]", "-1").replace("dp-sgd", "sgd")
+    (folder / "scenario.toml").write_text(text, encoding="utf-8")
+    sentences = refused(["answer", "scenario.toml"], lines=3).splitlines()
+    assert all(sentence.startswith("scenario.toml: ") for sentence in sentences)
+
+
+def test_a_seed_list_with_repeats(folder, refused):
+    text = SCENARIO.replace("num_seeds = 3", "insecure_seeds = [1, 2, 1]")
+    (folder / "scenario.toml").write_text(text, encoding="utf-8")
+    assert "Expected insecure_seeds to be distinct values, got [1, 2, 1]" in refused(["answer", "scenario.toml"])
+
+
+@pytest.mark.parametrize(
+    "option, value, sentence",
+    [
+        ("--output", "missing/rows.parquet", "Expected the folder"),
+        ("--figure", "picture.txt", "Expected a figure that ends in .png or .pdf or .svg, got picture.txt"),
+        ("--output", "rows.csv", "Expected a table that ends in .parquet, got rows.csv"),
+        ("--output", ".", "Expected a file to write to, got the directory ."),
+    ],
+)
+def test_bad_outputs_of_answer(folder, refused, option, value, sentence):
+    (folder / "scenario.toml").write_text(SCENARIO, encoding="utf-8")
+    assert sentence in refused(["answer", "scenario.toml", option, value])
+
+
+def test_bad_models_and_files_of_predict(folder, refused):
+    assert "Expected a model directory written by `noisecast train` at nowhere" in refused(
+        ["predict", "nowhere", "data.csv"]
+    )
+    assert main(TRAIN) == 0
+    (folder / "other.csv").write_text("a,c\n1,2\n", encoding="utf-8")
+    # capsys also holds what training printed on standard output; standard error is the refusal's alone.
+    assert "Expected a column 'b' in other.csv" in refused(["predict", "model", "other.csv"])
+    assert "Expected the folder" in refused(["predict", "model", "data.csv", "--output", "missing/labels.csv"])
+    (folder / "model" / "parameters.npz").write_bytes(b"half")
+    assert "is not a readable model directory" in refused(["predict", "model", "data.csv"])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(folder, refused):
+    locked = folder / "locked"
+    locked.mkdir(mode=0o500)
+    assert "not permitted" in refused(with_option(TRAIN, "--output", "locked/model"))
+
+
+def test_a_full_disk_while_writing_leaves_nothing(folder, refused, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device", "model/parameters.npz")
+
+    monkeypatch.setattr(np, "savez", full)
+    assert "No space left on device" in refused(TRAIN)
+
+
+def test_an_unknown_command_names_the_nearest(refused):
+    assert "did you mean 'train'?" in refused(["trian"])
+
+
+def test_the_program_exits_with_status_2_and_one_line(folder):
+    result = subprocess.run(
+        [sys.executable, "-c", "import sys; from noisecast.cli import main; sys.exit(main())", *ACCOUNT],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+
+
+def test_errors_of_our_own_keep_their_traceback(folder, monkeypatch):
+    from noisecast.cli import train as command
+
+    def broken(*args, **kwargs):
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(command, "load_file", broken)
+    with pytest.raises(TypeError, match="a bug"):
+        main(TRAIN)
