@@ -379,7 +379,9 @@ def _checked_optimizers(tables: Any, mistakes: list[str]) -> list[_Optimizer]:
 def _sentence(error: Any, where: str, model: type[BaseModel], table: dict) -> str:
     """One of pydantic's errors in our form: expected, got, way out."""
     # A single number was made a list of one: its place in that list is not the reader's concern.
-    place = error["loc"] if isinstance(table.get(error["loc"][0]), list | dict) else error["loc"][:1]
+    place = error["loc"]
+    if place and not isinstance(table.get(place[0]), list | dict):
+        place = place[:1]
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
     got, context = error["input"], error.get("ctx", {})
     match error["type"]:
@@ -390,7 +392,7 @@ def _sentence(error: Any, where: str, model: type[BaseModel], table: dict) -> st
         case "missing":
             return f"Expected {where}{name}, got nothing; add it."
         case "value_error":
-            return f"Expected {where}{name} to be {context['error']}."
+            return f"Expected {(where + name).strip()} to be {context['error']}."
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal" as bound:
             sign = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}[bound]
             return f"Expected {where}{name} {sign} {next(iter(context.values())):g}, got {got}."

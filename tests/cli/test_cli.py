@@ -35,7 +35,7 @@ def test_account_finds_the_noise_of_a_target(capsys):
 def test_account_says_in_words_what_it_says_in_json(capsys):
     assert main([*ACCOUNT, "--noise-multiplier", "1"]) == 0
     printed = capsys.readouterr().out
-    for words in ("2.78", "1.715", "not a guarantee", "add-or-remove-one", "RDP", "Poisson"):
+    for words in ("2.79", "1.715", "not a guarantee", "add-or-remove-one", "RDP", "Poisson"):
         assert words in printed
 
 

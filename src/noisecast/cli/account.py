@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from noisecast.cli.mechanism_options import MechanismOptions
-from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
+from noisecast.cli.output import Json, epsilon_text, facts, number, print_json, to_reader, warn, whole_number
 from noisecast.privacy.accounting import PrivacySpent, epsilon_spent, warnings_for
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson, Sampler
@@ -84,13 +84,16 @@ def _as_json(
 
 def _print(mechanism: SampledGaussian, num_steps: int, spent: PrivacySpent) -> None:
     rows = [
-        ("epsilon", f"{number(spent.epsilon)}   at delta {spent.target_delta:g}, by {spent.accountant}"),
+        ("epsilon", f"{epsilon_text(spent.epsilon)}   at delta {spent.target_delta:g}, by {spent.accountant}"),
         ("noise multiplier", number(mechanism.noise_multiplier)),
         ("steps", f"{num_steps:,}"),
         ("sampling probability", number(mechanism.sampling_probability)),
         ("adjacency", str(spent.adjacency).replace("_", "-")),
         ("nominal epsilon", f"{number(spent.nominal_epsilon)}   the paper's formula, not a guarantee"),
-        *((f"by {name}", value if isinstance(value, str) else number(value)) for name, value in spent.details.items()),
+        *(
+            (f"by {name}", value if isinstance(value, str) else epsilon_text(value))
+            for name, value in spent.details.items()
+        ),
         ("sampler", mechanism.sampler.statement()),
     ]
     if spent.note is not None:

@@ -7,7 +7,7 @@ import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn
+from noisecast.cli.output import TABLE_STYLE, Json, epsilon_text, number, print_json, to_reader, warn
 from noisecast.cli.progress import share_progress
 from noisecast.figures import scenario_picture
 from noisecast.files import why_unwritable, written_whole
@@ -15,7 +15,7 @@ from noisecast.privacy.accounting import warnings_for
 from noisecast.runners import answer as ask
 from noisecast.runners import refusals
 from noisecast.scenario_file import Question, read_scenario_file
-from noisecast.table import write_table
+from noisecast.table import EXTRAPOLATED, write_table
 
 SETTINGS = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "nominal_epsilon")
 
@@ -88,13 +88,18 @@ def write(table: pd.DataFrame, output: Path | None, figure: Path | None) -> None
 
 
 def summaries(table: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
-    """A metric after the last step, by scenario and runner: mean, 95 % half-width, seeds; NaN as None."""
-    summary = scenario_picture.data(table.loc[table["step"] == table["num_steps"]], metric)
+    """A metric at the end, by scenario and runner: step, mean, 95 % half-width, seeds; NaN as None.
+
+    The end is the last step; of a formula the last one recorded where it holds.
+    """
+    holding = table.loc[(table["status"] != EXTRAPOLATED) & (table["metric"] == metric)]
+    last = holding.groupby(["scenario", "runner"])["step"].transform("max")
     settings = {row["scenario"]: row for row in table.drop_duplicates("scenario").to_dict("records")}
     found = []
-    for row in summary.to_dict("records"):
-        row["half_width"] = row["high"] - row["mean"]
-        kept = {name: row[name] for name in ("scenario", "runner", "mean", "half_width", "num_seeds", "num_diverged")}
+    for row in scenario_picture.data(holding.loc[holding["step"] == last], metric).to_dict("records"):
+        kept = {name: row[name] for name in ("scenario", "runner", "mean", "num_steps")}
+        kept |= {name: int(row[name]) for name in ("step", "num_seeds", "num_diverged")}
+        kept["half_width"] = row["high"] - row["mean"]
         kept |= {name: settings[row["scenario"]][name] for name in SETTINGS}
         found.append({name: _plain(value) for name, value in kept.items()})
     return found
@@ -105,6 +110,8 @@ def _table(losses: list[dict[str, Any]], question: Question) -> Table:
     seeds = max(int(loss["num_seeds"]) for loss in losses)
     caption = f"± is the 95 % interval of the mean over {seeds} seeds. " if seeds > 1 else "One seed: no interval. "
     caption += f"ε at delta {first.target_delta:g}."
+    if any(loss["step"] < loss["num_steps"] for loss in losses):
+        caption += ' "At": the last recorded step where the formula holds.'
     if any(loss["nominal_epsilon"] is not None for loss in losses):
         caption += " Nominal ε is the paper's formula, not a guarantee."
     table = Table(
@@ -125,7 +132,7 @@ def _table(losses: list[dict[str, Any]], question: Question) -> Table:
         by_runner = {loss["runner"]: loss for loss in losses if loss["scenario"] == scenario.id}
         if by_runner:
             row = next(iter(by_runner.values()))
-            cells = [number(row[name], 3) for name in settings]
+            cells = [epsilon_text(row[n], 3) if n == "epsilon" else number(row[n], 3) for n in settings]
             table.add_row(row["optimizer"], *cells, *(loss_cell(by_runner.get(name)) for name in runners))
     return table
 
@@ -140,8 +147,10 @@ def loss_cell(loss: dict[str, Any] | None) -> str:
     if loss is None:
         return number(None)
     text = number(loss["mean"], 3)
+    if loss["step"] < loss["num_steps"]:
+        text += f" at {loss['step']:,}"
     if loss["num_diverged"]:
-        return f"{loss['num_diverged']:.0f}/{loss['num_seeds'] + loss['num_diverged']:.0f} diverged, {text}"
+        return f"{loss['num_diverged']}/{loss['num_seeds'] + loss['num_diverged']} diverged, {text}"
     if loss["half_width"] is None or not loss["mean"]:
         return text
     # In per cent of the mean: small losses have long numbers.
@@ -157,4 +166,6 @@ def _plain(value: Any) -> Any:
     """A cell as JSON has it."""
     if isinstance(value, str):
         return value
-    return None if pd.isna(value) else float(value)
+    if pd.isna(value):
+        return None
+    return int(value) if isinstance(value, int) else float(value)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from noisecast.cli.output import number, to_watcher
+from noisecast.cli.output import epsilon_text, number, to_watcher
 from noisecast.privacy.accounting import epsilon_curve
 from noisecast.scenario import Scenario
 from noisecast.train import Moment
@@ -34,7 +34,7 @@ def training_progress(scenario: Scenario) -> Iterator[Callable[[Moment], None]]:
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as progress:
         epsilon_at = _epsilon_so_far(scenario) if console.is_terminal else lambda step: 0.0
-        task = progress.add_task("", total=scenario.num_steps, epsilon="0", loss="", rate="")
+        task = progress.add_task("", total=scenario.num_steps, epsilon="0", loss="", rate="compiling")
         loss = ""
 
         def watch(moment: Moment) -> None:
@@ -42,7 +42,7 @@ def training_progress(scenario: Scenario) -> Iterator[Callable[[Moment], None]]:
             if "loss" in moment.non_private_metrics:
                 loss = f"loss {number(moment.non_private_metrics['loss'], 3)} (non_private)  "
             rate = f"{moment.steps_per_second:,.0f} steps/s" if moment.steps_per_second else "compiling"
-            epsilon = f"{epsilon_at(moment.step):.3g}"
+            epsilon = epsilon_text(epsilon_at(moment.step), 3)
             progress.update(task, completed=moment.step, epsilon=epsilon, loss=loss, rate=rate)
 
         yield watch

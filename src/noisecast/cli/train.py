@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from noisecast.cli.learning_rate import PublicScale, starting_learning_rate
 from noisecast.cli.mechanism_options import MechanismOptions
-from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
+from noisecast.cli.output import Json, epsilon_text, facts, number, print_json, to_reader, warn, whole_number
 from noisecast.cli.progress import training_progress
 from noisecast.files import why_unwritable
 from noisecast.model_dir import save_model
@@ -260,7 +260,7 @@ def _what_will_run(plan: Plan):
             f"noise multiplier {number(mechanism.noise_multiplier)}, clip norm {number(mechanism.l2_clip_norm)}: "
             f"std {number(mechanism.mean_noise_std, 3)} a coordinate of the mean gradient",
         ),
-        ("epsilon", f"{number(spent.epsilon)} at delta {scenario.target_delta:g}, by {spent.accountant}"),
+        ("epsilon", f"{epsilon_text(spent.epsilon)} at delta {scenario.target_delta:g}, by {spent.accountant}"),
     ]
     return facts(rows, title="What will run")
 

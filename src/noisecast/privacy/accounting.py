@@ -186,8 +186,6 @@ def calibrate_noise_multiplier(
     >>> 2.01 < found.noise_multiplier < 2.03
     True
     """
-    from scipy import optimize
-
     if not 0 < target_epsilon < math.inf:
         raise ValueError(f"Expected a finite target_epsilon > 0, got {target_epsilon}.")
     if num_steps < 1:
@@ -202,9 +200,7 @@ def calibrate_noise_multiplier(
         return math.log(min(max(epsilon(math.exp(log_z)), 1e-12), 1e12) / target_epsilon)
 
     start = _log_multiplier_by_rdp(mechanism, target_epsilon, target_delta, num_steps)
-    low, high = _bracket(excess, start, target_epsilon)
-    root: Any = optimize.brentq(excess, low, high, xtol=2e-4)
-    z = _round_up_to_four_digits(math.exp(root))
+    z = _round_up_to_four_digits(math.exp(_zero_of(excess, start, target_epsilon)))
     while epsilon(z) > target_epsilon:  # the private side, whatever the search did
         z = _round_up_to_four_digits(z * 1.0005)
     while epsilon(0.99 * z) <= target_epsilon:
@@ -224,25 +220,29 @@ def _log_multiplier_by_rdp(
     return high
 
 
-def _bracket(excess: Callable[[float], float], start: float, target_epsilon: float) -> tuple[float, float]:
-    """(low, high) near start with excess(low) > 0 >= excess(high), in ln z."""
-    high, stride = start, 0.1
-    while excess(high) > 0:
-        high, stride = high + stride, 2 * stride
-        if high > LOG_MULTIPLIERS[1]:
+def _zero_of(excess: Callable[[float], float], log_z: float, target_epsilon: float) -> float:
+    """ln z where ln(epsilon / target) is 0 within 2e-4, by secants: each evaluation is an accountant's whole work."""
+    slope, value = -1.5, excess(log_z)
+    while abs(value) > 2e-4:
+        moved = min(max(log_z - value / slope, log_z - 1.0), log_z + 1.0)
+        if moved > LOG_MULTIPLIERS[1]:
             raise ValueError(
                 f"Expected a target_epsilon within reach, got {target_epsilon}: it needs noise_multiplier > 10^6; "
                 "take fewer steps, a larger delta or more data."
             )
-    low, stride = high - 0.1, 0.2
-    while excess(low) <= 0:
-        low, stride = low - stride, 2 * stride
-        if low < LOG_MULTIPLIERS[0]:
+        if moved < LOG_MULTIPLIERS[0]:
             raise ValueError(
                 f"Expected a target_epsilon that noise decides, got {target_epsilon}: it holds at noise_multiplier "
                 "0.001; set the noise yourself, or ask for a smaller target_epsilon or target_delta."
             )
-    return low, high
+        new_value = excess(moved)
+        # Two points closer than a grid's own tolerance tell nothing of the slope; epsilon falls at least like z^-0.2.
+        if abs(moved - log_z) > 0.01:
+            slope = min((new_value - value) / (moved - log_z), -0.2)
+        elif (new_value > 0) != (value > 0):
+            return max(moved, log_z)  # the private side of a grid's jump
+        log_z, value = moved, new_value
+    return log_z
 
 
 def _round_up_to_four_digits(z: float) -> float:

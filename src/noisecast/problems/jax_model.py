@@ -191,7 +191,7 @@ def jax_model(
     if not leaves or not all(np.issubdtype(np.asarray(leaf).dtype, np.floating) for leaf in leaves):
         raise ValueError(
             "Expected params to be a pytree of floating-point arrays; for an Equinox model pass "
-            "equinox.partition(model, equinox.is_array)[0] and combine inside the loss."
+            "equinox.partition(model, equinox.is_inexact_array)[0] and combine inside the loss."
         )
     if microbatch_size < 1:
         raise ValueError(f"Expected microbatch_size >= 1, got {microbatch_size}.")

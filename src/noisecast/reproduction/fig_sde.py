@@ -98,8 +98,9 @@ def misfits(frame: pd.DataFrame) -> pd.DataFrame:
     trained = frame[frame["runner"] == "training"].set_index(["problem", "optimizer", "metric", "step"]).sort_index()
     rows = []
     keys = ["problem", "optimizer", "metric", "runner"]
-    for _, curve in frame[frame["runner"] != "training"].groupby(keys, sort=False):
-        problem, optimizer, metric, runner = curve[keys].iloc[0]
+    predicted: pd.DataFrame = frame.loc[frame["runner"] != "training"]
+    for _, curve in predicted.groupby(keys, sort=False):
+        problem, optimizer, metric, runner = (str(curve[key].iloc[0]) for key in keys)
         curve = curve.set_index("step")
         reference = trained.loc[(problem, optimizer, metric)]
         gap = (curve["mean"] / reference["mean"] - 1).abs().fillna(np.inf)
@@ -115,12 +116,13 @@ def misfits(frame: pd.DataFrame) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Four panels: problem by optimizer; the quartic's loss is that of its one-well coordinates."""
-    shown = frame[(frame["metric"] == "one_well_loss") | ~frame["problem"].str.startswith("quartic")]
+    wanted = (frame["metric"] == "one_well_loss") | ~frame["problem"].str.startswith("quartic")
+    shown: pd.DataFrame = frame.loc[wanted]
     panels = [panel for _, panel in shown.groupby(["problem", "optimizer"], sort=False)]
     with mpl.rc_context(RC):
         figure = Figure(figsize=(11.5, 3.4), layout="constrained")
         for axes, panel in zip(figure.subplots(1, len(panels)), panels):
-            problem, optimizer = panel[["problem", "optimizer"]].iloc[0]
+            problem, optimizer = str(panel["problem"].iloc[0]), str(panel["optimizer"].iloc[0])
             for runner, curve in panel.groupby("runner", sort=False):
                 style, marker = RUNNER_LINES[str(runner)]
                 axes.plot(

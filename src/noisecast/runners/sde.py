@@ -111,8 +111,9 @@ def _advance(problem, optimizer, substeps, learning_rate, prepared, keys, params
         return params + drift + diffusion, state
 
     def one_substep(substep, carry):
+        params, state = carry
         scenarios = jax.vmap(one_path, in_axes=(0, 0, 0, 0, 0, None))
         repeats = jax.vmap(scenarios, in_axes=(None, None, 0, 0, 0, None))
-        return repeats(learning_rate, prepared, keys, *carry, substep)
+        return repeats(learning_rate, prepared, keys, params, state, substep)
 
     return jax.lax.fori_loop(begin * substeps, stop * substeps, one_substep, (params, state))
