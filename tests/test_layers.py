@@ -22,9 +22,10 @@ LAYERS = [
     "runners",
     "statement",
     "checkpoint",
-    "train",
+    "release",
     "model_dir",
     "figures",
+    "reproduction",
     "scenario_file",
     "cli",
 ]
@@ -68,7 +69,7 @@ def test_light_parts_import_neither_jax_nor_numba(name):
 
 def test_importing_the_package_changes_no_global_state():
     code = (
-        "import noisecast, noisecast.train, noisecast.runners, jax, logging;"
+        "import noisecast, noisecast.release, noisecast.runners, jax, logging;"
         "print(jax.config.jax_enable_x64, logging.getLogger().handlers)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -33,7 +33,7 @@ _HOMES = {
     "Sde": "noisecast.runners",
     "Training": "noisecast.runners",
     "answer": "noisecast.runners",
-    "train": "noisecast.train",
+    "train": "noisecast.release",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

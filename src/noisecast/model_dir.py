@@ -17,7 +17,7 @@ import numpy as np
 from noisecast.files import folder_written_whole
 from noisecast.problems.datasets import DataError, Encoder, Features, encoder_from_json
 from noisecast.problems.linear import LIKELIHOODS, Likelihood, LinearModel, predict
-from noisecast.train import TrainedModel
+from noisecast.release import TrainedModel
 
 FORMAT = 1
 

@@ -8,8 +8,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from noisecast.cli.output import epsilon_text, number, to_watcher
 from noisecast.privacy.accounting import epsilon_curve
+from noisecast.release import Moment
 from noisecast.scenario import Scenario
-from noisecast.train import Moment
 
 
 @contextmanager

@@ -25,11 +25,11 @@ from noisecast.problems.datasets import (
 )
 from noisecast.problems.datasets.encoders import TextKind
 from noisecast.problems.linear import linear_model
+from noisecast.release import Interrupted, TrainedModel
+from noisecast.release import train as run
 from noisecast.scenario import Scenario
 from noisecast.scenario_file import OPTIMIZER_NAMES
 from noisecast.table import METRICS
-from noisecast.train import Interrupted, TrainedModel
-from noisecast.train import train as run
 
 OptimizerName = Literal["dp-sgd", "dp-sign-sgd", "dp-adam"]
 GUESSED_TOKENS = 100  # of a text whose length is not bounded; only the default learning rate looks at it
