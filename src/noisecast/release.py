@@ -66,6 +66,7 @@ def train(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     watch: Callable[[Moment], None] | None = None,
+    save: Callable[[TrainedModel], None] = lambda model: None,
     num_evaluations: int = 20,
     unit: str = "one example",
     also_not_covered: tuple[str, ...] = (),
@@ -78,6 +79,7 @@ def train(
       checkpoint: file to keep the run's state in while it runs; deleted when it is done.
       resume: continue from `checkpoint`.
       watch: told where the run is, several times a second.
+      save: what to do with the finished model before its checkpoint is deleted, so that a full disk loses nothing.
       num_evaluations: how often losses are evaluated for the watcher; 0 for only at the end.
       unit, also_not_covered: for the privacy statement.
     Raises:
@@ -101,9 +103,13 @@ def train(
     statement = privacy_statement(
         scenario, reproducible=not run.root.is_private, unit=unit, also_not_covered=also_not_covered
     )
+    model = TrainedModel(scenario, params, _metrics(run.engine), statement, time.monotonic() - began)
+    if path is not None:
+        save_checkpoint(path, Checkpoint(scenario.id, run.root, run.engine.state()))
+    save(model)
     if path is not None:
         path.unlink(missing_ok=True)
-    return TrainedModel(scenario, params, _metrics(run.engine), statement, time.monotonic() - began)
+    return model
 
 
 @dataclass(frozen=True)

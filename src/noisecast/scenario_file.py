@@ -40,7 +40,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from noisecast.optimizers import OPTIMIZERS, Optimizer
 from noisecast.privacy.accounting import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
-from noisecast.privacy.sampling import FixedSize, Poisson, Sampler, Shuffled, Stream
+from noisecast.privacy.sampling import FixedSize, Sampler, Stream, sampler_named
 from noisecast.problems.datasets import BUNDLED, ReadOptions, bundled, load_file, load_test_file, public_split
 from noisecast.problems.datasets.encoders import TextKind
 from noisecast.problems.linear import linear_model
@@ -492,11 +492,5 @@ def _scenarios(
 def _sampler(table: _Mechanism, problem: Problem) -> Sampler:
     size, num_examples = table.batch_size, problem.num_examples
     if num_examples is None:
-        return Stream(size)
-    if table.sampler in (None, "poisson"):
-        return Poisson.for_batch_size(size, num_examples)
-    if size != int(size):
-        raise ValueError(
-            f"Expected [mechanism] batch_size to be a whole number for {table.sampler} batches, got {size}."
-        )
-    return (FixedSize if table.sampler == "fixed-size" else Shuffled)(int(size), num_examples)
+        return Stream(int(size))
+    return sampler_named(table.sampler or "poisson", size, num_examples)

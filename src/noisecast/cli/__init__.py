@@ -31,6 +31,7 @@ COMMANDS = {
     "predict": "Use a trained model on a file.",
     "answer": "Ask the runners (training, SDE, closed form) what a scenario file asks.",
     "account": "Epsilon spent by a mechanism, or the noise that a target epsilon needs.",
+    "reproduce": "A figure of the paper, with its numbers and what they say of its claims.",
     "datasets": "The data sets that are read by name, and the files that `train` reads.",
 }
 for _name, _help in COMMANDS.items():

@@ -136,7 +136,7 @@ def _shown(results: list[dict[str, Any]]) -> Table:
 
 
 def _loss(loss: dict[str, Any] | None) -> str:
-    if loss is None or loss["mean"] is None:
+    if loss is None or loss["mean"] is None or loss["step"] == 0:
         return "–"
     if loss["step"] < NUM_STEPS:
         return f"{loss['mean']:.2f} at {loss['step']}"

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from noisecast.cli.output import whole_number
 from noisecast.privacy.accounting import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
-from noisecast.privacy.sampling import FixedSize, Poisson, Sampler, Shuffled
+from noisecast.privacy.sampling import FixedSize, Sampler, Shuffled, sampler_named
 
 SamplerName = Literal["poisson", "fixed-size", "shuffled"]
 AdjacencyName = Literal["add-or-remove-one", "replace-one"]
@@ -52,13 +52,7 @@ class MechanismOptions:
             raise ValueError(f"Expected a finite --noise-multiplier >= 0, got {self.noise_multiplier}.")
 
     def sampler_for(self, batch_size: float, num_examples: int) -> Sampler:
-        if self.sampler == "poisson":
-            return Poisson.for_batch_size(batch_size, num_examples)
-        if batch_size != int(batch_size):
-            raise ValueError(
-                f"Expected --batch-size to be a whole number for {self.sampler} batches, got {batch_size}."
-            )
-        return (FixedSize if self.sampler == "fixed-size" else Shuffled)(int(batch_size), num_examples)
+        return sampler_named(self.sampler, batch_size, num_examples)
 
     def steps(self, sampler: Sampler) -> int:
         """num_steps, or those of `epochs` passes: n / B steps each, floor(n / B) where batches are shuffled."""

@@ -147,12 +147,12 @@ def train(
                 checkpoint=checkpoint,
                 resume=resume,
                 watch=watch,
+                save=lambda model: save_model(output, model, encoder=plan.encoder, label_names=plan.train.label_names),
                 unit="one example (a row of the training file)",
                 also_not_covered=plan.not_covered,
             )
     except Interrupted as interruption:
         raise KeyboardInterrupt(str(interruption)) from None
-    save_model(output, model, encoder=plan.encoder, label_names=plan.train.label_names)
     if json:
         print_json(_as_json(plan, model, output))
     else:

@@ -44,7 +44,7 @@ def _summary(rows: pd.DataFrame) -> pd.Series:
 
 def draw(frame: pd.DataFrame, metric: str = "loss") -> Figure:
     """Draw `data(table, metric)`: colour is the optimizer, line the runner, bands over seeds."""
-    levels = sorted(frame["noise_multiplier"].unique())
+    levels = sorted(frame["noise_multiplier"].unique(), reverse=True)  # epsilon grows to the right
     with mpl.rc_context(RC):
         columns = min(len(levels), 3)
         lines = -(-len(levels) // columns)

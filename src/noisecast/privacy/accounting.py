@@ -228,7 +228,7 @@ def _log_multiplier_by_rdp(
 
 def _zero_of(excess: Callable[[float], float], log_z: float, target_epsilon: float) -> float:
     """ln z where ln(epsilon / target) is 0 within 2e-4, by secants: each evaluation is an accountant's whole work."""
-    slope, value = -1.5, excess(log_z)
+    slope, value, flips = -1.5, excess(log_z), 0
     while abs(value) > 2e-4:
         moved = min(max(log_z - value / slope, log_z - 1.0), log_z + 1.0)
         if moved > LOG_MULTIPLIERS[1]:
@@ -245,7 +245,7 @@ def _zero_of(excess: Callable[[float], float], log_z: float, target_epsilon: flo
         # Two points closer than a grid's own tolerance tell nothing of the slope; epsilon falls at least like z^-0.2.
         if abs(moved - log_z) > 0.01:
             slope = min((new_value - value) / (moved - log_z), -0.2)
-        elif (new_value > 0) != (value > 0):
+        elif (new_value > 0) != (value > 0) and (flips := flips + 1) > 2:
             return max(moved, log_z)  # the private side of a grid's jump
         log_z, value = moved, new_value
     return log_z

@@ -310,14 +310,15 @@ class Stream:
     True
     """
 
-    batch_size: float
+    batch_size: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.batch_size < math.inf:
-            raise ValueError(f"Expected a finite batch_size > 0, got {self.batch_size}.")
+        if self.batch_size != int(self.batch_size) or self.batch_size < 1:
+            raise ValueError(f"Expected batch_size to be a whole number >= 1, got {self.batch_size}.")
+        object.__setattr__(self, "batch_size", int(self.batch_size))
 
     @property
-    def expected_batch_size(self) -> float:
+    def expected_batch_size(self) -> int:
         return self.batch_size
 
     @property
@@ -346,6 +347,21 @@ class Stream:
 
     def statement(self) -> str:
         return "Every step uses fresh examples, each at most once, and the guarantee holds for such one-pass data only."
+
+
+def sampler_named(name: str, batch_size: float, num_examples: int) -> Sampler:
+    """The sampler of a data set under the name that a person types: "poisson", "fixed-size" or "shuffled".
+
+    Raises: ValueError for a batch size that the sampler cannot draw.
+
+    >>> sampler_named("shuffled", 64, 25_000)
+    Shuffled(batch_size=64, num_examples=25000)
+    """
+    if name == "poisson":
+        return Poisson.for_batch_size(batch_size, num_examples)
+    if batch_size != int(batch_size):
+        raise ValueError(f"Expected batch_size to be a whole number for {name} batches, got {batch_size}.")
+    return {"fixed-size": FixedSize, "shuffled": Shuffled}[name](int(batch_size), num_examples)
 
 
 def _compose(step: Any, count: int) -> Any:

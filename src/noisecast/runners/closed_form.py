@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -19,16 +19,19 @@ from noisecast.theory.linear_sde import (
 
 # Beyond these the neglected orders move the loss by more than a few per cent on logistic and softmax models.
 LARGEST_CURVATURE_SHARE = 0.25
-LARGEST_DRIFT_ERROR = 0.1
+LARGEST_LINEARISATION_GAP = 0.1
+LARGEST_REMEMBERED_SIGNAL = 0.2
 
 
 @dataclass(frozen=True)
 class ClosedForm:
     """E f and E|grad f|^2 of the linearised optimizer on the loss's quadratic at the start.
 
-    Exact for DP-SGD on a quadratic without clipping; for DP-SignSGD and DP-Adam where the gradient's signal-to-noise
-    ratio is small. On any other loss curvature, clipping and noise are those of the first step: its rows are marked
-    `extrapolated` from the step at which the curvature's share reaches `LARGEST_CURVATURE_SHARE` of the initial loss.
+    Exact for DP-SGD on a quadratic without clipping. Rows where the formula is out of its depth are marked
+    `extrapolated`: on a loss that is not quadratic, once the curvature at the start makes up more than
+    `LARGEST_CURVATURE_SHARE` of the initial loss; for DP-SignSGD and DP-Adam, while the linearised drift could move the
+    loss by more than `LARGEST_LINEARISATION_GAP`; for DP-Adam, while it remembers more signal than
+    `LARGEST_REMEMBERED_SIGNAL` of the noise. Clipping and noise are those of the first step.
     """
 
     name: ClassVar[str] = "closed_form"
@@ -62,39 +65,51 @@ class ClosedForm:
 
 
 def _metrics(scenario: Scenario, start, quadratic, steps: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The metrics at `steps`, and which of those lie beyond the reach of the local quadratic."""
+    """The metrics at `steps`, and which of those lie where the formula is out of its depth."""
     problem, theory = scenario.problem, scenario.optimizer.theory
     prepared = problem.prepare_moments(scenario.mechanism)
     moments = problem.gradient_moments(start, prepared)
-    shrink_factor = float(problem.shrink_factor(start, prepared))
     noise_std = float(np.sqrt(np.mean(np.square(moments.noise_std, dtype=np.float64))))
     learning_rate = float(theory.effective_learning_rate(scenario.optimizer.learning_rate, noise_std))
-    law = {
-        "shrink_factor": shrink_factor,
-        "learning_rate": learning_rate,
-        "noise_penalty": theory.noise_penalty,
-        "gradient_noise_std": noise_std,
-    }
-    spectrum = {
+    law: dict[str, Any] = {
         "signal_eigenvalues": quadratic.signal_eigenvalues,
         "signal_squared_gradients": quadratic.signal_squared_gradients,
         "noise_eigenvalues": quadratic.noise_eigenvalues,
         "noise_multiplicities": quadratic.noise_multiplicities,
+        "shrink_factor": float(problem.shrink_factor(start, prepared)),
+        "learning_rate": learning_rate,
+        "noise_penalty": theory.noise_penalty,
+        "gradient_noise_std": noise_std,
     }
-    floor = theory.noise_penalty * learning_rate * problem.num_params * noise_std**2 / (4 * shrink_factor)
-    beyond = np.zeros(len(steps), bool)
+    loss = local_quadratic_loss(steps, initial_loss=quadratic.loss, **law)
+    beyond = _linearisation_gap(scenario, moments, quadratic.loss, steps, law) > LARGEST_LINEARISATION_GAP * loss
     if not problem.is_quadratic:
-        curvature_loss = local_quadratic_curvature_loss(steps, **spectrum, **law)
-        beyond |= ~(curvature_loss <= LARGEST_CURVATURE_SHARE * quadratic.loss)
-    # How far the optimizer's own drift along the gradient, at the start, is from that of its linearised form.
-    mean = np.asarray(moments.mean, np.float64)
-    drift = np.asarray(theory.drift(moments, theory.initial_state(moments)), np.float64)
-    linear = -learning_rate / scenario.optimizer.learning_rate * mean
-    if abs(drift @ mean - linear @ mean) > LARGEST_DRIFT_ERROR * abs(linear @ mean):
-        beyond[:] = True
+        beyond |= ~(local_quadratic_curvature_loss(steps, **law) <= LARGEST_CURVATURE_SHARE * quadratic.loss)
+    if theory.initial_state(moments) is not None:
+        beyond |= _remembered_signal(steps, law) > LARGEST_REMEMBERED_SIGNAL * problem.num_params * noise_std**2
+    floor = theory.noise_penalty * learning_rate * problem.num_params * noise_std**2 / (4 * law["shrink_factor"])
     metrics = {
-        "loss": local_quadratic_loss(steps, initial_loss=quadratic.loss, **spectrum, **law),
-        "gradient_norm": np.sqrt(local_quadratic_gradient_norm_squared(steps, **spectrum, **law)),
+        "loss": loss,
+        "gradient_norm": np.sqrt(local_quadratic_gradient_norm_squared(steps, **law)),
         "loss_floor": np.full(len(steps), floor),
     }
     return metrics, beyond
+
+
+def _linearisation_gap(scenario: Scenario, moments, initial_loss: float, steps: np.ndarray, law: dict) -> np.ndarray:
+    """Most that linearising the optimizer can move the loss: its drift is weakest, next to the linear one, at first."""
+    theory = scenario.optimizer.theory
+    mean = np.asarray(moments.mean, np.float64)
+    drift = np.asarray(theory.drift(moments, theory.initial_state(moments)), np.float64)
+    linear = -law["learning_rate"] / scenario.optimizer.learning_rate * mean
+    if linear @ mean == 0:
+        return np.zeros(len(steps))
+    quiet = law | {"noise_multiplicities": 0 * law["noise_multiplicities"], "initial_loss": initial_loss}
+    slowed = quiet | {"shrink_factor": law["shrink_factor"] * min(1.0, (drift @ mean) / (linear @ mean))}
+    return np.abs(local_quadratic_loss(steps, **slowed) - local_quadratic_loss(steps, **quiet))
+
+
+def _remembered_signal(steps: np.ndarray, law: dict) -> np.ndarray:
+    """|grad f|^2 without noise, averaged over the path so far: what an optimizer's memory holds beside the noise."""
+    quiet = law | {"noise_multiplicities": 0 * law["noise_multiplicities"]}
+    return np.array([local_quadratic_gradient_norm_squared(np.linspace(0, k, 65), **quiet).mean() for k in steps])
