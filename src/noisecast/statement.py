@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
+from noisecast.privacy.accounting import epsilon_text
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.scenario import Scenario
 
@@ -54,7 +55,7 @@ class PrivacyStatement:
         if self.epsilon == float("inf"):
             return "This model is NOT private: no noise was added (epsilon is infinite)."
         return (
-            f"{self.released} satisfy (ε = {_rounded_up(self.epsilon)}, δ = {self.target_delta:g})-differential "
+            f"{self.released} satisfy (ε = {epsilon_text(self.epsilon, 3)}, δ = {self.target_delta:g})-differential "
             f"privacy with respect to {neighbours} {self.unit}, as computed by the {self.accountant} accountant for "
             f"{self.num_steps:,} steps of {self.optimizer} with noise multiplier {self.noise_multiplier:g}, clip norm "
             f"{self.l2_clip_norm:g} and expected batch size {self.expected_batch_size:g}. {self.sampler} "
@@ -93,16 +94,3 @@ def privacy_statement(
         reproducible=reproducible,
         note=spent.note,
     )
-
-
-def _rounded_up(epsilon: float) -> str:
-    """Three digits, towards the private side: a quoted epsilon is never below the proven one.
-
-    >>> _rounded_up(2.7901), _rounded_up(0.99999)
-    ('2.8', '1')
-    """
-    digits = f"{epsilon:.3g}"
-    if float(digits) < epsilon:
-        exponent = int(f"{epsilon:.2e}".split("e")[1])
-        digits = f"{float(digits) + 10.0 ** (exponent - 2):.3g}"
-    return digits

@@ -177,7 +177,7 @@ def test_sizes_and_ranges_out_of_bounds():
         Poisson.for_batch_size(11, 10)
     with pytest.raises(ValueError, match="num_examples = 10"):
         Shuffled(11, 10)
-    with pytest.raises(ValueError, match="batch_size > 0"):
+    with pytest.raises(ValueError, match="batch_size to be a whole number >= 1"):
         Stream(0)
     with pytest.raises(ValueError, match="use Poisson"):
         FixedSize(3, 10).batches(KEY, 0, 1, 11)

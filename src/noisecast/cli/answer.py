@@ -7,11 +7,11 @@ import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, epsilon_text, number, print_json, to_reader, warn
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn
 from noisecast.cli.progress import share_progress
 from noisecast.figures import scenario_picture
 from noisecast.files import why_unwritable, written_whole
-from noisecast.privacy.accounting import warnings_for
+from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.runners import answer as ask
 from noisecast.runners import refusals
 from noisecast.scenario_file import Question, read_scenario_file

@@ -8,11 +8,11 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from noisecast.cli.answer import summaries, write
-from noisecast.cli.output import TABLE_STYLE, Json, epsilon_text, number, print_json, to_reader
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
 from noisecast.cli.progress import share_progress
 from noisecast.files import why_unwritable
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
-from noisecast.privacy.accounting import calibrate_noise_multiplier
+from noisecast.privacy.accounting import calibrate_noise_multiplier, epsilon_text
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson
 from noisecast.problems.datasets import bundled

@@ -4,7 +4,6 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from decimal import ROUND_CEILING, Decimal
 from typing import Annotated, Any, TypeAlias
 
 from cyclopts import Parameter, Token
@@ -77,19 +76,6 @@ def number(value: float | None, digits: int = 4) -> str:
     if math.isfinite(value) and value == int(value) and abs(value) < 1e12:
         return f"{int(value):,}"
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.{digits}g}"
-
-
-def epsilon_text(epsilon: float, digits: int = 4) -> str:
-    """Rounded up, to the private side: a shown epsilon is never below the proven one.
-
-    >>> epsilon_text(2.78901), epsilon_text(0.99996), epsilon_text(3651.2), epsilon_text(0.0), epsilon_text(math.inf)
-    ('2.79', '1', '3652', '0', 'inf')
-    """
-    if epsilon == 0 or not math.isfinite(epsilon):
-        return number(epsilon)
-    exact = Decimal(epsilon)
-    last_digit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-    return f"{float(exact.quantize(last_digit, ROUND_CEILING)):.{digits}g}"
 
 
 def facts(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import numpy as np
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from noisecast.cli.output import epsilon_text, number, to_watcher
-from noisecast.privacy.accounting import epsilon_curve
+from noisecast.cli.output import number, to_watcher
+from noisecast.privacy.accounting import epsilon_curve, epsilon_text
 from noisecast.release import Moment
 from noisecast.scenario import Scenario
 

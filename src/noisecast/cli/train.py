@@ -8,11 +8,11 @@ from cyclopts import Parameter
 
 from noisecast.cli.learning_rate import PublicScale, starting_learning_rate
 from noisecast.cli.mechanism_options import MechanismOptions
-from noisecast.cli.output import Json, epsilon_text, facts, number, print_json, to_reader, warn, whole_number
+from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
 from noisecast.cli.progress import training_progress
 from noisecast.files import why_unwritable
 from noisecast.model_dir import save_model
-from noisecast.privacy.accounting import warnings_for
+from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.problems.datasets import (
     Dataset,
     Encoder,

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LABELS, RUNNER_LINES
+from noisecast.privacy.accounting import epsilon_text
 from noisecast.table import METRICS, OK
 
 CURVE = ["problem", "scenario", "optimizer", "runner", "noise_multiplier", "epsilon", "target_delta", "num_steps"]
@@ -79,8 +80,8 @@ def _draw_panel(panel, frame: pd.DataFrame) -> None:
             curve["step"], curve["mean"], linestyle=style, marker=marker, markersize=3.2, linewidth=1.3, color=colour
         )
         panel.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0)
-    epsilon = frame["epsilon"].iloc[0]
-    panel.set_title(f"ε = {epsilon:.3g}   (noise multiplier {frame['noise_multiplier'].iloc[0]:.3g})")
+    epsilon = epsilon_text(frame["epsilon"].iloc[0], 3)
+    panel.set_title(f"ε = {epsilon}   (noise multiplier {frame['noise_multiplier'].iloc[0]:.3g})")
 
 
 def _frame_axes(panels, frame: pd.DataFrame, columns: int) -> None:
@@ -91,7 +92,7 @@ def _frame_axes(panels, frame: pd.DataFrame, columns: int) -> None:
     values = values[np.isfinite(values)]
     if not len(values):
         return
-    if values.min() > 0 and values.max() > 20 * values.min():
+    if values.min() > 0 and values.max() > 8 * values.min():
         panels[0].set_yscale("log")
         panels[0].set_ylim(values.min() / 1.5, values.max() * 1.5)
     else:

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, Decimal
 from functools import cache, lru_cache
 from typing import Any
 
@@ -255,6 +256,19 @@ def _round_up_to_four_digits(z: float) -> float:
     digit = 10.0 ** (math.floor(math.log10(z)) - 3)
     # Division by a power of ten may land a hair above the integer it stands for.
     return float(f"{math.ceil(z / digit - 1e-9) * digit:.4g}")
+
+
+def epsilon_text(epsilon: float, digits: int = 4) -> str:
+    """Rounded up, to the private side: a shown epsilon is never below the proven one.
+
+    >>> epsilon_text(2.78901), epsilon_text(0.99996), epsilon_text(3651.2), epsilon_text(0.0), epsilon_text(math.inf)
+    ('2.79', '1', '3652', '0', 'inf')
+    """
+    if epsilon == 0 or not math.isfinite(epsilon):
+        return f"{epsilon:g}"
+    exact = Decimal(epsilon)
+    last_digit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return f"{float(exact.quantize(last_digit, ROUND_CEILING)):.{digits}g}"
 
 
 def nominal_epsilon(
