@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from noisecast import engines
 from noisecast.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from noisecast.engines import dense
 from noisecast.privacy.noise import RandomRoot
 from noisecast.scenario import Scenario
 from noisecast.statement import PrivacyStatement, privacy_statement
@@ -86,7 +87,7 @@ def train(
       Interrupted: on Ctrl-C or SIGTERM, after the checkpoint is written.
       ValueError: the scenario cannot be trained, the checkpoint is not its own, or the parameters are not finite.
     """
-    reason = dense.why_unsupported(scenario)
+    reason = engines.why_unsupported(scenario)
     if reason is not None:
         raise ValueError(reason)
     path = Path(checkpoint) if checkpoint is not None else None
@@ -114,18 +115,18 @@ def train(
 
 @dataclass(frozen=True)
 class _Run:
-    engine: dense.DenseRun
+    engine: Any
     root: RandomRoot
 
 
 def _started(scenario: Scenario, insecure_seed: int | None, path: Path | None, resume: bool) -> _Run:
     if not resume:
         root = RandomRoot.from_os_entropy() if insecure_seed is None else RandomRoot.from_insecure_seed(insecure_seed)
-        return _Run(dense.DenseRun([scenario], repeats=[0], root=root), root)
+        return _Run(engines.start([scenario], repeats=[0], root=root), root)
     if path is None:
         raise ValueError("Expected a checkpoint file to resume from, got none.")
     saved = load_checkpoint(path, scenario=scenario.id)
-    engine = dense.DenseRun([scenario], repeats=[0], root=saved.root)
+    engine = engines.start([scenario], repeats=[0], root=saved.root)
     engine.restore(saved.state)
     return _Run(engine, saved.root)
 
@@ -154,7 +155,7 @@ def _advance_to_the_end(run: _Run, scenario: Scenario, path, watch, num_evaluati
             watch(Moment(engine.step, num_steps, rate, metrics))
 
 
-def _metrics(engine: dense.DenseRun) -> dict[str, float]:
+def _metrics(engine: Any) -> dict[str, float]:
     return {name: float(value[0, 0]) for name, value in engine.evaluate().items()}
 
 

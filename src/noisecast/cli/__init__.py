@@ -38,7 +38,7 @@ for _name, _help in COMMANDS.items():
     app.command(f"noisecast.cli.{_name}:{_name}", name=_name, help=_help)
 
 # Top-level modules of the extra [train].
-_EXTRA = ("jax", "sklearn", "matplotlib")
+_EXTRA = ("jax", "numba", "sklearn", "matplotlib")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,1 +1,43 @@
-""""""
+"""Engines: how training is computed. The problem and the scenario choose one, never a user's flag."""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from noisecast.engines import dense, row_sparse
+from noisecast.privacy.noise import RandomRoot
+from noisecast.scenario import Scenario
+
+# Fastest first: the first that supports a scenario computes it.
+_ENGINES: tuple[tuple[ModuleType, Any], ...] = ((row_sparse, row_sparse.RowSparseRun), (dense, dense.DenseRun))
+
+
+def start(scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot) -> Any:
+    """A run of a group of scenarios (equal `group_key`): `advance` it, `evaluate` it, take its `params`."""
+    return _engine_of(scenarios[0])[1](scenarios, repeats=repeats, root=root)
+
+
+def group_key(scenario: Scenario) -> tuple:
+    """Scenarios with equal keys may be run in one group."""
+    return (_engine_of(scenario)[0].__name__, *dense.group_key(scenario))
+
+
+def why_unsupported(scenario: Scenario) -> str | None:
+    """None, or the sentence that says why no engine can train this scenario."""
+    return dense.why_unsupported(scenario)
+
+
+def explain(scenario: Scenario) -> str:
+    """Which engine computes this scenario, and why not a faster one."""
+    reasons = []
+    for module, _ in _ENGINES:
+        reason = module.why_unsupported(scenario)
+        name = module.__name__.rsplit(".", 1)[-1]
+        if reason is None:
+            return " ".join([f"Computed by the engine {name}.", *reasons])
+        reasons.append(f"Not by {name}: {reason}")
+    return " ".join(reasons)
+
+
+def _engine_of(scenario: Scenario) -> tuple[ModuleType, Any]:
+    return next((engine for engine in _ENGINES if engine[0].why_unsupported(scenario) is None), _ENGINES[-1])

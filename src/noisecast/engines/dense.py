@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from noisecast.engines.keys import batch_key, example_key, noise_key
 from noisecast.optimizers import Optimizer
-from noisecast.privacy.noise import Purpose, RandomRoot, jax_key, key_for, private_mean
+from noisecast.privacy.noise import RandomRoot, jax_key, private_mean
 from noisecast.problems.problem import Problem
 from noisecast.scenario import Scenario
 
@@ -86,14 +87,10 @@ class DenseRun:
             optimizer=without_learning_rate(first.optimizer),
             expected_batch_size=first.mechanism.expected_batch_size,
         )
-        batch_source = (self.problem.fingerprint, repr(self.sampler))
-        self._batch_keys = [key_for(Purpose.BATCHES, *batch_source, root=root, repeat=r) for r in repeats]
-        self._example_keys = jax_key(
-            [key_for(Purpose.EXAMPLE_NOISE, *batch_source, root=root, repeat=r) for r in repeats]
-        )
-        self._noise_keys = jax_key(
-            [key_for(Purpose.PRIVACY_NOISE, s.id, root=root, repeat=r) for r in repeats for s in scenarios]
-        ).reshape(len(repeats), len(scenarios))
+        self._batch_keys = [batch_key(first, root=root, repeat=r) for r in repeats]
+        self._example_keys = jax_key([example_key(first, root=root, repeat=r) for r in repeats])
+        noise_keys = [noise_key(scenario, root=root, repeat=r) for r in repeats for scenario in scenarios]
+        self._noise_keys = jax_key(noise_keys).reshape(len(repeats), len(scenarios))
         start = jnp.asarray(self.problem.initial_params(), jnp.float32)
         shape = (len(repeats), len(scenarios), self.problem.num_params)
         self._params = jnp.broadcast_to(start, shape)

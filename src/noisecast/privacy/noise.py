@@ -109,6 +109,15 @@ def key_data(keys: bytes | Sequence[bytes]) -> NDArray[np.uint32]:
     return np.stack([key_data(key) for key in keys])
 
 
+def key_words(key: bytes) -> NDArray[np.uint32]:
+    """The first 128 bits of a key, for the counter-based generator: (4,) uint32.
+
+    >>> key_words(bytes(32)).tolist()
+    [0, 0, 0, 0]
+    """
+    return np.frombuffer(key[:16], ">u4").astype(np.uint32)
+
+
 def jax_key(keys: bytes | Sequence[bytes] | NDArray[np.uint32]) -> jax.Array:
     """JAX's typed Threefry key: shape () for one key, (n,) for a sequence of n keys or their stacked `key_data`.
 

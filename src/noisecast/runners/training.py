@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pandas as pd
 
-from noisecast.engines import dense
+from noisecast import engines
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners.runner import Progress, groups_of, rows
 from noisecast.scenario import Scenario
@@ -19,7 +19,7 @@ class Training:
     name: ClassVar[str] = "training"
 
     def why_unsupported(self, scenario: Scenario) -> str | None:
-        return dense.why_unsupported(scenario)
+        return engines.why_unsupported(scenario)
 
     def answer(
         self,
@@ -31,9 +31,9 @@ class Training:
         progress: Progress,
     ) -> pd.DataFrame:
         tables = []
-        groups = groups_of(scenarios, dense.group_key)
+        groups = groups_of(scenarios, engines.group_key)
         for number, group in enumerate(groups):
-            run = dense.DenseRun(group, repeats=repeats, root=root)
+            run = engines.start(group, repeats=repeats, root=root)
             records = []
             for step in [step for step in record_at if step <= group[0].num_steps]:
                 run.advance(step)

@@ -1,0 +1,179 @@
+"""Run the workloads, print the ratios, write them to benchmarks/results/latest.json."""
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+
+import cyclopts
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import w1_imdb, w2_forum500
+from benchmarks.race import Result, race
+
+WORKLOADS: tuple[ModuleType, ...] = (w1_imdb, w2_forum500)
+RESULTS = Path(__file__).parent / "results" / "latest.json"
+VERSIONS_OF = ("noisecast", "numba", "numpy", "jax", "jax-privacy", "torch", "opacus")
+
+console = Console()
+app = cyclopts.App(help="Noisecast side by side with its peers, one core each, in turns.")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of our engines against one peer; rates are run-steps per second of CPU time, medians over the rounds.
+
+    Args:
+      peer: the peer's best contestant, e.g. "Opacus ghost".   peer_optimizer: DP-SGD against our DP-SignSGD.
+      ratio: median over rounds of ours / theirs in that round.   spread: its smallest and largest.
+    """
+
+    workload: str
+    data: str
+    optimizer: str
+    engine: str
+    runs_per_group: int
+    steps_per_second: float
+    peer: str
+    peer_optimizer: str
+    peer_steps_per_second: float | None
+    ratio: float | None
+    spread: tuple[float, float] | None
+    rounds: int
+    machine: str
+
+
+@app.default
+def main(
+    *,
+    quick: bool = False,
+    only: str | None = None,
+    data_dir: str | None = None,
+    rounds: int = 5,
+    core: int | None = None,
+) -> None:
+    """Run every workload.
+
+    Args:
+      quick: three short rounds: shows that all is in order; the ratios are rough.
+      only: one workload, e.g. W1.
+      data_dir: folder with the data sets; else NOISECAST_DATA. Without it, synthetic stand-ins of the same shape.
+      rounds: how often each contestant has its turn.
+      core: where all of them run; default the last one this process may use.
+    """
+    chosen = [workload for workload in WORKLOADS if only in (None, workload.NAME)]
+    if not chosen:
+        raise SystemExit(f"Expected --only {' or '.join(w.NAME for w in WORKLOADS)}, got {only}.")
+    rounds, seconds = (3, 0.2) if quick else (rounds, 1.5)
+    core = max(os.sched_getaffinity(0)) if core is None else core
+    rows, results, load = [], [], [os.getloadavg()[0]]
+    for workload in chosen:
+        data, contestants = workload.contestants(data_dir)
+        console.rule(f"{workload.NAME}: {data}")
+        found = race(contestants, rounds=rounds, seconds=seconds, core=core, say=console.print)
+        load.append(os.getloadavg()[0])
+        rows += rows_of(workload.NAME, data, found)
+        results += [(workload.NAME, result) for result in found]
+    console.print(table_of(rows))
+    write(rows, results, load)
+
+
+def rows_of(workload: str, data: str, results: list[Result]) -> list[Row]:
+    """Each of ours against the best of each peer."""
+    rows = []
+    for our in (result for result in results if result.contestant.peer is None):
+        # No peer has a sign optimizer: its SGD step does the same work but for one sign a coordinate.
+        optimizer = our.contestant.optimizer.replace("DP-SignSGD", "DP-SGD")
+        rivals = [r for r in results if r.contestant.peer and r.contestant.optimizer == optimizer]
+        for peer in dict.fromkeys(rival.contestant.peer for rival in rivals):
+            ofpeer = [rival for rival in rivals if rival.contestant.peer == peer]
+            best = max(ofpeer, key=lambda rival: -1.0 if rival.absent else rival.rate)
+            ratios = None if best.absent else np.divide(our.cpu_rates, best.cpu_rates)
+            rows.append(
+                Row(
+                    workload=workload,
+                    data=data,
+                    optimizer=our.contestant.optimizer,
+                    engine=our.contestant.name,
+                    runs_per_group=our.contestant.runs,
+                    steps_per_second=round(our.rate, 1),
+                    peer=f"{peer}: {best.absent}" if best.absent else best.contestant.name,
+                    peer_optimizer=optimizer,
+                    peer_steps_per_second=None if ratios is None else round(best.rate, 3),
+                    ratio=None if ratios is None else round(float(np.median(ratios)), 2),
+                    spread=None if ratios is None else (round(float(ratios.min()), 2), round(float(ratios.max()), 2)),
+                    rounds=len(our.cpu_rates),
+                    machine=machine(),
+                )
+            )
+    return rows
+
+
+def table_of(rows: list[Row]) -> Table:
+    table = Table(title="Run-steps per second of CPU time, one core; ratio: median over rounds [smallest .. largest]")
+    for name in ("", "data", "optimizer", "engine"):
+        table.add_column(name)
+    for name in ("runs", "ours"):
+        table.add_column(name, justify="right")
+    table.add_column("peer")
+    table.add_column("theirs", justify="right")
+    table.add_column("ratio", justify="right")
+    for row in rows:
+        optimizer = "" if row.peer_optimizer == row.optimizer else f", {row.peer_optimizer}"
+        table.add_row(
+            row.workload, row.data, row.optimizer, row.engine, str(row.runs_per_group),
+            f"{row.steps_per_second:,.0f}", row.peer + optimizer,
+            "" if row.peer_steps_per_second is None else f"{row.peer_steps_per_second:,.4g}",
+            "" if row.spread is None else f"{row.ratio:,.1f} [{row.spread[0]:,.1f} .. {row.spread[1]:,.1f}]",
+        )  # fmt: skip
+    return table
+
+
+def write(rows: list[Row], results: list[tuple[str, Result]], load: list[float]) -> None:
+    """The rows, and beside them every contestant's rates by round, by the clock on the wall too."""
+    contestants = [
+        {
+            "workload": workload,
+            "name": result.contestant.name,
+            "optimizer": result.contestant.optimizer,
+            "runs_per_group": result.contestant.runs,
+            "steps_per_cpu_second": [round(rate, 3) for rate in result.cpu_rates],
+            "steps_per_wall_second": [round(rate, 3) for rate in result.wall_rates],
+            "absent": result.absent,
+        }
+        for workload, result in results
+    ]
+    found = {
+        "machine": machine(),
+        "load_average": [round(value, 2) for value in load],
+        "versions": {name: version_of(name) for name in VERSIONS_OF},
+        "rows": [asdict(row) for row in rows],
+        "contestants": contestants,
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    console.print(f"Written to {RESULTS}; load average {' .. '.join(f'{value:.1f}' for value in load)}.")
+
+
+def machine() -> str:
+    """Model of the processor and how many of it, e.g. "AMD EPYC (family 25, model 17), 2 cores"."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    model = about.get("model name", platform.machine())
+    return f"{model} (family {about.get('cpu family', '?')}, model {about.get('model', '?')}), {os.cpu_count()} cores"
+
+
+def version_of(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    app()
