@@ -29,7 +29,8 @@ class Row:
     """One of our engines against one peer; rates are run-steps per second of CPU time, medians over the rounds.
 
     Args:
-      peer: the peer's best contestant, e.g. "Opacus ghost".   peer_optimizer: DP-SGD against our DP-SignSGD.
+      peer: e.g. "Opacus".   peer_best: the fastest of it, e.g. "Opacus ghost", or why it is absent.
+      peer_optimizer: DP-SGD against our DP-SignSGD.
       ratio: median over rounds of ours / theirs in that round.   spread: its smallest and largest.
     """
 
@@ -40,6 +41,7 @@ class Row:
     runs_per_group: int
     steps_per_second: float
     peer: str
+    peer_best: str
     peer_optimizer: str
     peer_steps_per_second: float | None
     ratio: float | None
@@ -54,13 +56,13 @@ def main(
     quick: bool = False,
     only: str | None = None,
     data_dir: str | None = None,
-    rounds: int = 5,
+    rounds: int = 3,
     core: int | None = None,
 ) -> None:
     """Run every workload.
 
     Args:
-      quick: three short rounds: shows that all is in order; the ratios are rough.
+      quick: three short rounds: shows that all is in order; the ratios are rough and not written down.
       only: one workload, e.g. W1.
       data_dir: folder with the data sets; else NOISECAST_DATA. Without it, synthetic stand-ins of the same shape.
       rounds: how often each contestant has its turn.
@@ -69,7 +71,7 @@ def main(
     chosen = [workload for workload in WORKLOADS if only in (None, workload.NAME)]
     if not chosen:
         raise SystemExit(f"Expected --only {' or '.join(w.NAME for w in WORKLOADS)}, got {only}.")
-    rounds, seconds = (3, 0.2) if quick else (rounds, 1.5)
+    rounds, seconds = (3, 0.2) if quick else (rounds, 1.0)
     core = max(os.sched_getaffinity(0)) if core is None else core
     rows, results, load = [], [], [os.getloadavg()[0]]
     for workload in chosen:
@@ -79,8 +81,9 @@ def main(
         load.append(os.getloadavg()[0])
         rows += rows_of(workload.NAME, data, found)
         results += [(workload.NAME, result) for result in found]
-    console.print(table_of(rows))
-    write(rows, results, load)
+        console.print(table_of(rows))
+        if not quick:
+            write(rows, results, load)
 
 
 def rows_of(workload: str, data: str, results: list[Result]) -> list[Row]:
@@ -90,9 +93,9 @@ def rows_of(workload: str, data: str, results: list[Result]) -> list[Row]:
         # No peer has a sign optimizer: its SGD step does the same work but for one sign a coordinate.
         optimizer = our.contestant.optimizer.replace("DP-SignSGD", "DP-SGD")
         rivals = [r for r in results if r.contestant.peer and r.contestant.optimizer == optimizer]
-        for peer in dict.fromkeys(rival.contestant.peer for rival in rivals):
-            ofpeer = [rival for rival in rivals if rival.contestant.peer == peer]
-            best = max(ofpeer, key=lambda rival: -1.0 if rival.absent else rival.rate)
+        for peer in dict.fromkeys(rival.contestant.peer for rival in rivals if rival.contestant.peer):
+            same_peer = [rival for rival in rivals if rival.contestant.peer == peer]
+            best = max(same_peer, key=lambda rival: -1.0 if rival.absent else rival.rate)
             ratios = None if best.absent else np.divide(our.cpu_rates, best.cpu_rates)
             rows.append(
                 Row(
@@ -102,7 +105,8 @@ def rows_of(workload: str, data: str, results: list[Result]) -> list[Row]:
                     engine=our.contestant.name,
                     runs_per_group=our.contestant.runs,
                     steps_per_second=round(our.rate, 1),
-                    peer=f"{peer}: {best.absent}" if best.absent else best.contestant.name,
+                    peer=peer,
+                    peer_best=best.absent or best.contestant.name,
                     peer_optimizer=optimizer,
                     peer_steps_per_second=None if ratios is None else round(best.rate, 3),
                     ratio=None if ratios is None else round(float(np.median(ratios)), 2),
@@ -115,22 +119,29 @@ def rows_of(workload: str, data: str, results: list[Result]) -> list[Row]:
 
 
 def table_of(rows: list[Row]) -> Table:
-    table = Table(title="Run-steps per second of CPU time, one core; ratio: median over rounds [smallest .. largest]")
-    for name in ("", "data", "optimizer", "engine"):
-        table.add_column(name)
-    for name in ("runs", "ours"):
-        table.add_column(name, justify="right")
-    table.add_column("peer")
-    table.add_column("theirs", justify="right")
-    table.add_column("ratio", justify="right")
+    """One line for each of our groups, one column for each peer."""
+    table = Table(
+        title="Run-steps per second of CPU time on one core, and how many times the peer's (range over rounds)"
+    )
+    ours: dict[tuple, dict[str, str]] = {}
     for row in rows:
-        optimizer = "" if row.peer_optimizer == row.optimizer else f", {row.peer_optimizer}"
-        table.add_row(
-            row.workload, row.data, row.optimizer, row.engine, str(row.runs_per_group),
-            f"{row.steps_per_second:,.0f}", row.peer + optimizer,
-            "" if row.peer_steps_per_second is None else f"{row.peer_steps_per_second:,.4g}",
-            "" if row.spread is None else f"{row.ratio:,.1f} [{row.spread[0]:,.1f} .. {row.spread[1]:,.1f}]",
-        )  # fmt: skip
+        line = (
+            f"{row.workload} {row.data}",
+            row.optimizer,
+            f"{row.engine}, {row.runs_per_group}",
+            f"{row.steps_per_second:,.0f}",
+        )
+        against = row.peer_best
+        if row.ratio is not None and row.spread is not None:
+            theirs = "" if row.peer_optimizer == row.optimizer else f" ({row.peer_optimizer})"
+            against = f"{row.ratio:,.1f} ({row.spread[0]:,.1f} - {row.spread[1]:,.1f})\n"
+            against += f"{row.peer_best}{theirs}: {row.peer_steps_per_second:,.4g}"
+        ours.setdefault(line, {})[row.peer] = against
+    peers = list(dict.fromkeys(row.peer for row in rows))
+    for name in ("workload", "optimizer", "engine, runs", "ours", *(f"/ {peer}" for peer in peers)):
+        table.add_column(name, justify="right" if name == "ours" else "left")
+    for line, ratios in ours.items():
+        table.add_row(*line, *(ratios.get(peer, "") for peer in peers))
     return table
 
 

@@ -45,7 +45,7 @@ class Contestant:
       peer: whose best this competes to be, e.g. "Opacus"; None for one of our engines.
       optimizer: e.g. "DP-SGD".
       runs: how many runs one step advances.
-      start: noise_multiplier -> a `Trainee`; called in the contestant's process, so it must pickle. ImportError: absent.
+      start: noise_multiplier -> a `Trainee`, made in the contestant's process; it must pickle. ImportError: absent.
     """
 
     name: str

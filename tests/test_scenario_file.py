@@ -107,9 +107,9 @@ def test_a_quartic_can_be_asked(ask):
     ],
 )
 def test_a_file_beside_the_scenario_is_read(ask, tmp_path, line, sampler, adjacency):
-    rows = "".join(f"{i},{'yes' if i % 3 else 'no'}\n" for i in range(25))
+    rows = "".join(f"{i},{'yes' if i % 3 else 'no'}\n" for i in range(20))
     (tmp_path / "data.csv").write_text("x,answer\n" + rows, encoding="utf-8")
-    problem = '[problem]\nkind = "file"\npath = "data.csv"\nlabel = "answer"\ntest_fraction = 0.2\nunit_rows = true\n'
+    problem = '[problem]\nkind = "file"\npath = "data.csv"\nlabel = "answer"\nunit_rows = true\n'
     scenario = ask(SETTINGS + problem + MECHANISM.replace("64", "4") + line + OPTIMIZERS).scenarios[0]
     assert scenario.problem.num_examples == 20
     assert scenario.mechanism.sampler == sampler

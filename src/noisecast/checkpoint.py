@@ -40,7 +40,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         "insecure_seed": np.array([] if root.insecure_seed is None else [root.insecure_seed], np.int64),
     }
     arrays |= {f"state_{name}": array for name, array in checkpoint.state.items()}
-    with written_whole(path) as temporary, open(temporary, "wb") as file:
+    with written_whole(path, secret=True) as temporary, open(temporary, "wb") as file:
         np.savez(file, **arrays)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from noisecast.files import folder_written_whole
+from noisecast.files import folder_written_whole, strict_json
 from noisecast.problems.datasets import DataError, Encoder, Features, encoder_from_json
 from noisecast.problems.linear import LIKELIHOODS, Likelihood, LinearModel, predict
 from noisecast.release import TrainedModel
@@ -95,7 +95,8 @@ def load_model(path: str | Path) -> SavedModel:
             privacy=privacy,
         )
         outputs = 1 if len(model.label_names) == 2 else len(model.label_names)
-        if outputs != model.num_outputs or params.ndim != 1 or len(params) % outputs or not np.isfinite(params).all():
+        fits = params.shape == ((model.encoder.num_features + 1) * outputs,) and np.isfinite(params).all()
+        if outputs != model.num_outputs or not fits:
             raise ValueError("shape")
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a readable model directory ({type(error).__name__}); train it again.") from None
@@ -103,7 +104,7 @@ def load_model(path: str | Path) -> SavedModel:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(strict_json(content) + "\n", encoding="utf-8")
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -91,10 +91,21 @@ def train(
     if reason is not None:
         raise ValueError(reason)
     path = Path(checkpoint) if checkpoint is not None else None
-    run = _started(scenario, insecure_seed, path, resume)
-    began = time.monotonic()
+    # From before the first step until the model is saved: an exception in between would lose a spent budget.
     with _stop_requests() as stop_requested:
+        run = _started(scenario, insecure_seed, path, resume)
+        began = time.monotonic()
         _advance_to_the_end(run, scenario, path, watch, num_evaluations, stop_requested)
+        model = _finished(run, scenario, unit, also_not_covered, time.monotonic() - began)
+        if path is not None:
+            save_checkpoint(path, Checkpoint(scenario.id, run.root, run.engine.state()))
+        save(model)
+        if path is not None:
+            path.unlink(missing_ok=True)
+    return model
+
+
+def _finished(run: "_Run", scenario: Scenario, unit: str, also_not_covered: tuple[str, ...], seconds: float):
     params = run.engine.params[0, 0]
     if not np.isfinite(params).all():
         raise ValueError(
@@ -104,13 +115,7 @@ def train(
     statement = privacy_statement(
         scenario, reproducible=not run.root.is_private, unit=unit, also_not_covered=also_not_covered
     )
-    model = TrainedModel(scenario, params, _metrics(run.engine), statement, time.monotonic() - began)
-    if path is not None:
-        save_checkpoint(path, Checkpoint(scenario.id, run.root, run.engine.state()))
-    save(model)
-    if path is not None:
-        path.unlink(missing_ok=True)
-    return model
+    return TrainedModel(scenario, params, _metrics(run.engine), statement, seconds)
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,12 @@ def _started(scenario: Scenario, insecure_seed: int | None, path: Path | None, r
     if path is None:
         raise ValueError("Expected a checkpoint file to resume from, got none.")
     saved = load_checkpoint(path, scenario=scenario.id)
+    if insecure_seed is not None and saved.root.insecure_seed != insecure_seed:
+        raise ValueError(f"{path} was not started with insecure seed {insecure_seed}; resume without one.")
+    if saved.step > scenario.num_steps:
+        raise ValueError(
+            f"{path} is at step {saved.step:,} of {scenario.num_steps:,}: not a readable checkpoint; delete it."
+        )
     engine = engines.start([scenario], repeats=[0], root=saved.root)
     engine.restore(saved.state)
     return _Run(engine, saved.root)
@@ -136,6 +147,8 @@ def _advance_to_the_end(run: _Run, scenario: Scenario, path, watch, num_evaluati
     evaluate_every = -(-num_steps // num_evaluations) if watch and num_evaluations else num_steps + 1
     stretch, rate, saved_at = 1, 0.0, time.monotonic()
     while engine.step < num_steps:
+        if stop_requested():  # also before the first step
+            _stop(run, scenario, path)
         before, began = engine.step, time.monotonic()
         next_evaluation = (before // evaluate_every + 1) * evaluate_every
         engine.advance(min(before + stretch, next_evaluation, num_steps))
@@ -144,15 +157,18 @@ def _advance_to_the_end(run: _Run, scenario: Scenario, path, watch, num_evaluati
         # The first stretch waits for the compiler: its rate says nothing.
         rate = rate if before == 0 and stretch == 1 else (engine.step - before) / seconds
         stretch = min(int(max(rate, 1.0) * SECONDS_BETWEEN_LOOKS) + 1, 4 * stretch, MAX_STRETCH)
-        stop = stop_requested()
-        if path is not None and (stop or time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS):
+        if path is not None and time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
             save_checkpoint(path, Checkpoint(scenario.id, run.root, engine.state()))
             saved_at = time.monotonic()
-        if stop:
-            raise Interrupted(engine.step, path)
         if watch is not None:
             metrics = _metrics(engine) if engine.step == next_evaluation else {}
             watch(Moment(engine.step, num_steps, rate, metrics))
+
+
+def _stop(run: _Run, scenario: Scenario, path: Path | None) -> NoReturn:
+    if path is not None:
+        save_checkpoint(path, Checkpoint(scenario.id, run.root, run.engine.state()))
+    raise Interrupted(run.engine.step, path)
 
 
 def _metrics(engine: Any) -> dict[str, float]:

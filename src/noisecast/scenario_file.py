@@ -41,7 +41,7 @@ from noisecast.optimizers import OPTIMIZERS, Optimizer
 from noisecast.privacy.accounting import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import FixedSize, Sampler, Stream, sampler_named
-from noisecast.problems.datasets import BUNDLED, ReadOptions, bundled, load_file, load_test_file, public_split
+from noisecast.problems.datasets import BUNDLED, ReadOptions, bundled, load_file, load_test_file, split_by_content
 from noisecast.problems.datasets.encoders import TextKind
 from noisecast.problems.linear import linear_model
 from noisecast.problems.problem import Problem
@@ -281,7 +281,7 @@ class _File(_Table):
         if self.test is not None:
             return linear_model(data, load_test_file(folder / self.test, encoder, data.label_names, label=self.label))
         if self.test_fraction is not None:
-            train, test = public_split(data.num_examples, self.test_fraction)
+            train, test = split_by_content(data, self.test_fraction)
             return linear_model(data.rows(train), data.rows(test))
         return linear_model(data)
 

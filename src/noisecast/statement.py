@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass
 
 from noisecast.privacy.accounting import epsilon_text
-from noisecast.privacy.mechanism import Adjacency
 from noisecast.scenario import Scenario
 
 NOT_COVERED = (
@@ -18,7 +17,8 @@ class PrivacyStatement:
 
     Args:
       epsilon, target_delta: the guarantee.   accountant: what proves it.
-      unit: what one record is.   adjacency: which data sets are neighbours.   sampler: how batches were drawn.
+      unit: what one record is.   adjacency: which data sets are neighbours; `neighbours` says it in words.
+      sampler: how batches were drawn.
       noise_multiplier, l2_clip_norm, expected_batch_size, num_steps: the mechanism.
       released: what the guarantee covers.   not_covered: what it does not.
       reproducible: whether the noise came from a seed that somebody may know; then there is no guarantee.
@@ -30,6 +30,7 @@ class PrivacyStatement:
     accountant: str
     unit: str
     adjacency: str
+    neighbours: str
     sampler: str
     noise_multiplier: float
     l2_clip_norm: float
@@ -48,21 +49,18 @@ class PrivacyStatement:
                 "This model is NOT private: its noise was drawn from a seed that makes the run reproducible, so "
                 "whoever knows the seed can take the noise away. Train without an insecure seed for a guarantee."
             )
-        neighbours = {
-            Adjacency.ADD_OR_REMOVE_ONE: "adding or removing",
-            Adjacency.REPLACE_ONE: "replacing",
-        }[Adjacency(self.adjacency)]
         if self.epsilon == float("inf"):
             return "This model is NOT private: no noise was added (epsilon is infinite)."
         return (
             f"{self.released} satisfy (ε = {epsilon_text(self.epsilon, 3)}, δ = {self.target_delta:g})-differential "
-            f"privacy with respect to {neighbours} {self.unit}, as computed by the {self.accountant} accountant for "
-            f"{self.num_steps:,} steps of {self.optimizer} with noise multiplier {self.noise_multiplier:g}, clip norm "
-            f"{self.l2_clip_norm:g} and expected batch size {self.expected_batch_size:g}. {self.sampler} "
+            f"privacy with respect to {self.neighbours} {self.unit}, as computed by the {self.accountant} accountant "
+            f"for {self.num_steps:,} steps of {self.optimizer} with noise multiplier {self.noise_multiplier:g}, clip "
+            f"norm {self.l2_clip_norm:g} and expected batch size {self.expected_batch_size:g}. {self.sampler} "
             f"Not covered: {' '.join(self.not_covered)}"
         )
 
     def to_json(self) -> dict:
+        """For a JSON file; an infinite epsilon is infinite here and written as the string "inf"."""
         return asdict(self) | {"sentence": self.sentence()}
 
 
@@ -83,6 +81,7 @@ def privacy_statement(
         accountant=spent.accountant,
         unit=unit,
         adjacency=str(mechanism.adjacency),
+        neighbours=mechanism.sampler.neighbours(mechanism.adjacency),
         sampler=mechanism.sampler.statement(),
         noise_multiplier=mechanism.noise_multiplier,
         l2_clip_norm=mechanism.l2_clip_norm,

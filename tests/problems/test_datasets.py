@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from noisecast.problems.datasets import BUNDLED, DATASETS, DataError, Dataset, bundled, encode_labels, public_split
+from noisecast.problems.datasets import (
+    BUNDLED,
+    DATASETS,
+    DataError,
+    Dataset,
+    bundled,
+    encode_labels,
+    public_split,
+    split_by_content,
+)
 
 DENSE = np.array([[0.0, 2.0], [3.0, 0.0], [0.0, 0.0]])
 
@@ -193,3 +202,23 @@ def test_the_catalogue_tells_the_true_size(entry):
 def test_an_unknown_bundled_set_is_refused():
     with pytest.raises(DataError, match="digits, iris, wine, breast_cancer, got 'mnist'"):
         bundled("mnist")
+
+
+def test_removing_a_row_moves_no_other_between_training_and_testing():
+    features = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    labels = np.arange(200, dtype=np.int32) % 2
+    whole = Dataset("toy", features, labels, ("a", "b"))
+    side = np.zeros(200, bool)
+    side[split_by_content(whole, 0.3)[1]] = True
+    assert 30 < side.sum() < 90
+    for left_out in (0, 57, 199):
+        kept = np.arange(200) != left_out
+        rest = np.zeros(199, bool)
+        rest[split_by_content(Dataset("toy", features[kept], labels[kept], ("a", "b")), 0.3)[1]] = True
+        np.testing.assert_array_equal(rest, side[kept])
+
+
+def test_an_empty_side_of_a_split_is_refused():
+    data = Dataset("toy", np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32) % 2, ("a", "b"))
+    with pytest.raises(DataError, match="0 for testing of 4; choose another fraction"):
+        split_by_content(data, 1e-9)

@@ -153,7 +153,7 @@ BAD_FILES = [
     # name, content, options, what the sentence says
     ("empty.csv", "", None, "empty.csv is empty"),
     ("blank.csv", "\n\n \n", None, "blank.csv is empty"),
-    ("empty.csv.gz", gzip.compress(b""), None, "is empty"),
+    ("empty.csv.gz", gzip.compress(b"", mtime=0), None, "is empty"),
     ("empty.svm", "", None, "is empty"),
     ("header.csv", "a,label\n", None, "has a header (a, label) but no rows"),
     ("header.csv", "a,label", None, "has a header (a, label) but no rows"),
@@ -191,7 +191,7 @@ BAD_FILES = [
     ("t.csv", "text,label\na,0\nb,1\n".encode("utf-16"), TEXT, "Line 1 of {} is not UTF-8"),
     ("t.csv", "x" * 200_000 + "\n1\n", None, "does not start with a line of column names"),
     ("t.csv.gz", b"a,label\n1,0\n", None, "not a whole gzip file"),
-    ("t.csv.gz", gzip.compress(b"a,label\n1,0\n" * 99)[:-12], None, "not a whole gzip file"),
+    ("t.csv.gz", gzip.compress(b"a,label\n1,0\n" * 99, mtime=0)[:-12], None, "not a whole gzip file"),
     ("t.parquet", b"PAR1 garbage PAR1", None, "not a readable Parquet file"),
     ("t.parquet", parquet(FRAME)[:-20], None, "not a readable Parquet file"),
     ("t.parquet", parquet(FRAME.assign(b=[1, None, 2, 3])), None, "row 2 of column 'b'"),

@@ -1,6 +1,7 @@
 """The command line: a command parses, calls and prints. One file a command, imported when it is asked for."""
 
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -94,7 +95,8 @@ def _usage_sentence(error: CycloptsError) -> str:
 
 def _os_sentence(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}; free or choose another place and try again."
+    kept = "; what was trained is in its checkpoint, go on with --resume" if error.errno == errno.ENOSPC else ""
+    return f"{where}{error.strerror or error}; free or choose another place and try again{kept}."
 
 
 def _missing_extra(error: BaseException | None) -> str | None:

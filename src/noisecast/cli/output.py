@@ -1,6 +1,5 @@
 """What commands print with: tables and sentences to people, strict JSON to programs, progress to neither's file."""
 
-import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,6 +9,8 @@ from cyclopts import Parameter, Token
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from noisecast.files import strict_json
 
 Json: TypeAlias = Annotated[
     bool, Parameter(negative=(), show_default=False, help='Print JSON; an infinite number is the string "inf".')
@@ -52,17 +53,7 @@ def warn(sentences: Iterable[str]) -> None:
 
 def print_json(content: Any) -> None:
     """Strict JSON to standard output: infinity as the string "inf" (which `float` reads), NaN as null."""
-    print(json.dumps(_strict(content), indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _strict(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {str(key): _strict(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_strict(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None if math.isnan(content) else "inf" if content > 0 else "-inf"
-    return content
+    print(strict_json(content))
 
 
 def number(value: float | None, digits: int = 4) -> str:

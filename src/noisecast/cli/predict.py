@@ -24,6 +24,8 @@ def predict(
     json: Json = False,
 ) -> None:
     """Use a trained model on a file: the likeliest label of each row and its probability."""
+    if output is not None and output.exists():
+        raise ValueError(f"Expected --output to be a new file, {output} exists; choose another name or remove it.")
     if output is not None and (reason := why_unwritable(output.absolute())) is not None:
         raise ValueError(reason)
     saved = load_model(model)

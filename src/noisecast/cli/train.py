@@ -16,12 +16,13 @@ from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.problems.datasets import (
     Dataset,
     Encoder,
+    MatrixEncoder,
     ReadOptions,
     TabularEncoder,
     TextEncoder,
     load_file,
     load_test_file,
-    public_split,
+    split_by_content,
 )
 from noisecast.problems.datasets.encoders import TextKind
 from noisecast.problems.linear import linear_model
@@ -64,6 +65,8 @@ class FileOptions:
         if self.test is not None and self.test_fraction is not None:
             raise ValueError("Expected --test or --test-fraction, got both; leave one out.")
         columns = None if self.columns is None else tuple(name.strip() for name in self.columns.split(","))
+        if columns is not None and not all(columns):
+            raise ValueError(f"Expected --columns as names with commas between, a,b,c, got '{self.columns}'.")
         options = ReadOptions(
             label=self.label,
             text=self.text,
@@ -77,7 +80,7 @@ class FileOptions:
         )
         data, encoder = load_file(path, options)
         if self.test_fraction is not None:
-            train, test = public_split(data.num_examples, self.test_fraction)
+            train, test = split_by_content(data, self.test_fraction)
             return data.rows(train), data.rows(test), encoder
         test = None if self.test is None else load_test_file(self.test, encoder, data.label_names, label=self.label)
         return data, test, encoder
@@ -133,8 +136,8 @@ def train(
     A linear model: logistic regression for two classes, softmax regression for more.
     """
     options.check()
-    checkpoint = output.with_name(f"{output.name}.checkpoint")
-    _check_places(output, checkpoint, resume)
+    _check_places(output, resume)
+    checkpoint = _checkpoint_of(output)
     plan = _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_norm, target_delta, num_examples)
     warn(plan.warnings)
     if not json:
@@ -159,13 +162,20 @@ def train(
         _print_result(model, output)
 
 
-def _check_places(output: Path, checkpoint: Path, resume: bool) -> None:
+def _checkpoint_of(output: Path) -> Path:
+    return output.with_name(f"{output.name}.checkpoint")
+
+
+def _check_places(output: Path, resume: bool) -> None:
     """Before anything is read: hours of training must not end in a place that cannot be written."""
+    if not output.name:
+        raise ValueError(f"Expected --output to be the name of a new directory, got '{output}'.")
     if output.exists():
         raise ValueError(f"Expected --output to be a new directory, {output} exists; choose another name or remove it.")
     reason = why_unwritable(output.absolute())
     if reason is not None:
         raise ValueError(reason)
+    checkpoint = _checkpoint_of(output)
     if checkpoint.exists() and not resume:
         raise ValueError(
             f"{checkpoint} is the checkpoint of an interrupted run; give --resume to go on with it, or delete it."
@@ -234,6 +244,8 @@ def _not_covered(train: Dataset, encoder: Encoder, *, declared_by_user: bool) ->
     sentences = [f"The names of the {train.num_classes} labels, which were read from the training file."]
     if not declared_by_user:
         sentences.insert(0, f"The number of rows, {train.num_examples:,}, which was treated as public.")
+    if isinstance(encoder, MatrixEncoder):
+        sentences.insert(0, f"The number of features, {train.num_features:,}, where it was read off the training file.")
     if isinstance(encoder, TextEncoder) and encoder.vocabulary_is_private:
         words = len(encoder.vocabulary)
         sentences.insert(0, f"The vocabulary of {words:,} words was taken from the training text without noise.")

@@ -348,24 +348,16 @@ def _catch_up_sign(weights, last, rows, count, lanes, step, purpose, scratch):
 
 
 @numba.njit(**FAST)
-def _settle(weights, row, lane, gradient, word, lanes):
-    """Decide in float64 a coin that float32 may have called wrongly, and mend the move if it did."""
-    called = _unit(word) < normal_cdf(-gradient / lanes.noise_std[lane])
-    exact = 0.5 * math.erfc(np.float64(gradient) / np.float64(lanes.noise_std[lane]) / math.sqrt(2.0))
-    decided = (np.float64(word) + 0.5) * 2.0**-32 < exact
-    if called != decided:
-        weights[row, lane] += f32(2.0) * (lanes.learning_rate[lane] if decided else -lanes.learning_rate[lane])
-
-
-@numba.njit(inline="always")
-def _unit(word):
-    return (f32(word) + f32(0.5)) * f32(2.0**-32)
+def _is_up(gradient, noise_std, word):
+    """The coin in float64, for one that float32 cannot decide."""
+    threshold = 0.5 * math.erfc(np.float64(gradient) / np.float64(noise_std) / math.sqrt(2.0))
+    return (np.float64(word) + 0.5) * 2.0**-32 < threshold
 
 
 @numba.njit(**FAST)
 def _sign_moves(weights, rows, count, lanes, step, scratch):
     """-eta sign(G + z C xi): up with probability Phi(-G / (z C)), one word against that threshold."""
-    words, gradient = scratch.words, scratch.gradient
+    words, gradient, above = scratch.words, scratch.gradient, scratch.normals
     tile = len(words)
     for first in range(0, count, tile):
         size = min(tile, count - first)
@@ -374,12 +366,17 @@ def _sign_moves(weights, rows, count, lanes, step, scratch):
             row, ties = rows[first + number], 0
             for lane in range(weights.shape[1]):
                 up = normal_cdf(-gradient[first + number, lane] / lanes.noise_std[lane])
-                distance = _unit(words[number, lane]) - up
+                distance = (f32(words[number, lane]) + f32(0.5)) * f32(2.0**-32) - up
+                above[number, lane] = distance
                 ties += abs(distance) < NEAR_TIE
-                weights[row, lane] += -lanes.learning_rate[lane] if distance >= f32(0.0) else lanes.learning_rate[lane]
             if ties:
                 for lane in range(weights.shape[1]):
-                    _settle(weights, row, lane, gradient[first + number, lane], words[number, lane], lanes)
+                    if abs(above[number, lane]) < NEAR_TIE:
+                        is_up = _is_up(gradient[first + number, lane], lanes.noise_std[lane], words[number, lane])
+                        above[number, lane] = f32(-1.0) if is_up else f32(1.0)
+            for lane in range(weights.shape[1]):
+                step_up = above[number, lane] < f32(0.0)
+                weights[row, lane] += lanes.learning_rate[lane] if step_up else -lanes.learning_rate[lane]
 
 
 @numba.njit(**FAST)

@@ -129,10 +129,13 @@ class DenseRun:
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Continue from a `state()` of a run with the same scenarios, repeats and root."""
         leaves, structure = jax.tree.flatten((self._params, self._state))
-        arrays = [state[f"leaf_{i}"] for i in range(len(leaves))]
+        arrays = [state.get(f"leaf_{i}", np.zeros(0)) for i in range(len(leaves))]
         for old, new in zip(leaves, arrays, strict=True):
-            if old.shape != new.shape or old.dtype != new.dtype:
-                raise ValueError(f"Expected a state of shape {old.shape} {old.dtype}, got {new.shape} {new.dtype}.")
+            if old.shape != new.shape or old.dtype != new.dtype or not np.isfinite(new).all():
+                raise ValueError(
+                    f"Expected a saved state of finite numbers, {old.dtype} {old.shape}, got {new.dtype} {new.shape}; "
+                    "delete the checkpoint to start anew."
+                )
         self._params, self._state = jax.tree.unflatten(structure, [jnp.asarray(array) for array in arrays])
         self.step = int(state["step"])
 

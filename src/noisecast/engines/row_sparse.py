@@ -77,9 +77,14 @@ class RowSparseRun:
         for number, repeat in enumerate(self._repeats):
             for name, array in repeat.arrays().items():
                 saved = state.get(f"{name}_{number}")
-                if saved is None or saved.shape != array.shape or saved.dtype != array.dtype:
-                    raise ValueError(f"Expected a state with {name} of shape {array.shape} {array.dtype}.")
+                fits = saved is not None and saved.shape == array.shape and saved.dtype == array.dtype
+                if saved is None or not fits or not np.isfinite(saved).all():
+                    raise ValueError(
+                        f"Expected a saved state of finite numbers with {name}, {array.dtype} {array.shape}; "
+                        "delete the checkpoint to start anew."
+                    )
                 array[:] = saved
+            repeat.forget()
         self.step = int(state["step"])
 
     def _each(self, work: Callable[["_Repeat"], Any]) -> list[Any]:
@@ -168,6 +173,10 @@ class _Repeat:
                 "test_accuracy": correct / len(self._test.labels),
             }
         return metrics
+
+    def forget(self) -> None:
+        """Drop what the scratch remembers of steps that, after a restore, may be taken again."""
+        self._scratch.stamp[:] = 0
 
     def arrays(self) -> dict[str, np.ndarray]:
         return self._weights.arrays() | {f"memory_{i}": memory for i, memory in enumerate(self._memory)}

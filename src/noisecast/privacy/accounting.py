@@ -228,28 +228,40 @@ def _log_multiplier_by_rdp(
 
 
 def _zero_of(excess: Callable[[float], float], log_z: float, target_epsilon: float) -> float:
-    """ln z where ln(epsilon / target) is 0 within 2e-4, by secants: each evaluation is an accountant's whole work."""
-    slope, value, flips = -1.5, excess(log_z), 0
-    while abs(value) > 2e-4:
-        moved = min(max(log_z - value / slope, log_z - 1.0), log_z + 1.0)
-        if moved > LOG_MULTIPLIERS[1]:
-            raise ValueError(
-                f"Expected a target_epsilon within reach, got {target_epsilon}: it needs noise_multiplier > 10^6; "
-                "take fewer steps, a larger delta or more data."
-            )
-        if moved < LOG_MULTIPLIERS[0]:
-            raise ValueError(
-                f"Expected a target_epsilon that noise decides, got {target_epsilon}: it holds at noise_multiplier "
-                "0.001; set the noise yourself, or ask for a smaller target_epsilon or target_delta."
-            )
+    """ln z, within 5e-4 above where ln(epsilon / target) turns negative: secants kept inside a bracket.
+
+    Each evaluation is an accountant's whole work, and a grid's epsilon may jump, to 0 too: where secants do not settle,
+    halving does.
+    """
+    low, high = -math.inf, math.inf  # excess(low) > 0 >= excess(high)
+    slope, value = -1.5, excess(log_z)
+    while value > 0 or value < -2e-4:
+        low, high = (log_z, high) if value > 0 else (low, log_z)
+        if high - low < 5e-4:
+            return high
+        moved = min(max(log_z - (value + 1e-4) / slope, log_z - 1.0), log_z + 1.0)
+        if not low < moved < high:
+            moved = (low + high) / 2
+        _check_reach(moved, target_epsilon)
         new_value = excess(moved)
         # Two points closer than a grid's own tolerance tell nothing of the slope; epsilon falls at least like z^-0.2.
         if abs(moved - log_z) > 0.01:
             slope = min((new_value - value) / (moved - log_z), -0.2)
-        elif (new_value > 0) != (value > 0) and (flips := flips + 1) > 2:
-            return max(moved, log_z)  # the private side of a grid's jump
         log_z, value = moved, new_value
     return log_z
+
+
+def _check_reach(log_z: float, target_epsilon: float) -> None:
+    if log_z > LOG_MULTIPLIERS[1]:
+        raise ValueError(
+            f"Expected a target_epsilon within reach, got {target_epsilon}: it needs noise_multiplier > 10^6; "
+            "take fewer steps, a larger delta or more data."
+        )
+    if log_z < LOG_MULTIPLIERS[0]:
+        raise ValueError(
+            f"Expected a target_epsilon that noise decides, got {target_epsilon}: it holds at noise_multiplier "
+            "0.001; set the noise yourself, or ask for a smaller target_epsilon or target_delta."
+        )
 
 
 def _round_up_to_four_digits(z: float) -> float:

@@ -5,13 +5,16 @@ The noise that is drawn and the epsilon that is reported read the same fields, s
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from noisecast.privacy.sampling import Adjacency, Sampler
 
 __all__ = ["Adjacency", "SampledGaussian"]
+
+
+# Beyond these float32 training and the accountants' float64 have no numbers left, and nobody a use.
+RANGES = {"noise_multiplier": (1e-9, 1e9), "l2_clip_norm": (1e-20, 1e20)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,12 @@ class SampledGaussian:
                 f"Expected a finite l2_clip_norm > 0, got {self.l2_clip_norm}; without a clip one record can move the "
                 "sum without bound, so choose one that no gradient reaches."
             )
+        for field, (low, high) in RANGES.items():
+            value = getattr(self, field)
+            if value and not low <= value <= high:
+                raise ValueError(
+                    f"Expected {low:g} <= {field} <= {high:g}, got {value}: beyond, numbers have no digits."
+                )
         object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
         reason = self.sampler.why_unsupported(self.adjacency)
         if reason is not None:
@@ -95,10 +104,7 @@ class SampledGaussian:
 
     def statement(self) -> str:
         """Which guarantee the epsilon of this mechanism is, in words."""
-        neighbours = (
-            "replacing one record" if self.adjacency == Adjacency.REPLACE_ONE else "adding or removing one record"
-        )
-        return f"Neighbours differ by {neighbours}. {self.sampler.statement()}"
+        return f"Neighbours differ by {self.sampler.neighbours(self.adjacency)} one record. {self.sampler.statement()}"
 
     def where_is_the_noise(self) -> str:
         """Where the noise enters and how large it is there, on the sum and on the mean.

@@ -64,6 +64,8 @@ class RandomRoot:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise TypeError(f"Expected an integer insecure seed, got {seed!r}.")
         seed = int(seed)
+        if not -(2**63) <= seed < 2**63:
+            raise ValueError(f"Expected an insecure seed of at most 64 bits, got {seed}.")
         return cls(hashlib.sha256(b"noisecast insecure seed " + str(seed).encode()).digest(), seed)
 
     @property

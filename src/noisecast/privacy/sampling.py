@@ -70,9 +70,18 @@ class Sampler(Protocol):
         """The sentence that must stand beside the epsilon."""
         ...
 
+    def neighbours(self, adjacency: Adjacency) -> str:
+        """What a neighbouring data set does to one record, as in "with respect to {...} one record"."""
+        ...
+
+
+class _Neighbours:
+    def neighbours(self, adjacency: Adjacency) -> str:
+        return {Adjacency.ADD_OR_REMOVE_ONE: "adding or removing", Adjacency.REPLACE_ONE: "replacing"}[adjacency]
+
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(_Neighbours):
     """Every record enters every batch independently with probability q.
 
     q is the primitive; the batch size K ~ Binomial(n, q) is random and private, so sums are divided by the public
@@ -99,7 +108,9 @@ class Poisson:
     def for_batch_size(cls, batch_size: float, num_examples: int) -> Poisson:
         """q = batch_size / num_examples, with num_examples the declared (public) size of the data set."""
         if not 0 < batch_size <= num_examples:
-            raise ValueError(f"Expected 0 < batch_size <= num_examples = {num_examples}, got {batch_size}.")
+            raise ValueError(
+                f"Expected 0 < batch_size <= num_examples = {num_examples}, got {batch_size:g}; choose a smaller batch."
+            )
         return cls(batch_size / num_examples, batch_size)
 
     @property
@@ -158,7 +169,7 @@ class Poisson:
 
 
 @dataclass(frozen=True)
-class _DeclaredSizes:
+class _DeclaredSizes(_Neighbours):
     """batch_size records of a data set whose size num_examples is public, as replace-one adjacency has it."""
 
     batch_size: int
@@ -293,6 +304,12 @@ class Shuffled(_DeclaredSizes):
     def why_unsupported(self, adjacency: Adjacency) -> str | None:
         return None
 
+    def neighbours(self, adjacency: Adjacency) -> str:
+        """A record is left out by zeroing its contribution: without its place, others would move to other batches."""
+        if adjacency == Adjacency.ADD_OR_REMOVE_ONE:
+            return "zeroing out the contribution of"
+        return super().neighbours(adjacency)
+
     def statement(self) -> str:
         return (
             "Batches are shuffled, not Poisson-sampled: the guarantee counts each record once an epoch, without "
@@ -301,7 +318,7 @@ class Shuffled(_DeclaredSizes):
 
 
 @dataclass(frozen=True)
-class Stream:
+class Stream(_Neighbours):
     """Every step sees batch_size fresh examples of a population, so that no record is ever used twice.
 
     One record meets one Gaussian mechanism, whatever the number of steps. Under add/remove in the zero-out sense.
@@ -344,6 +361,12 @@ class Stream:
 
     def why_unsupported(self, adjacency: Adjacency) -> str | None:
         return None
+
+    def neighbours(self, adjacency: Adjacency) -> str:
+        """A record is left out by zeroing its contribution: without its place, others would move to other batches."""
+        if adjacency == Adjacency.ADD_OR_REMOVE_ONE:
+            return "zeroing out the contribution of"
+        return super().neighbours(adjacency)
 
     def statement(self) -> str:
         return "Every step uses fresh examples, each at most once, and the guarantee holds for such one-pass data only."

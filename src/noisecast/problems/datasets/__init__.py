@@ -17,7 +17,7 @@ from noisecast.problems.datasets.archives import (
     read_tagged_texts,
     stackoverflow,
 )
-from noisecast.problems.datasets.bundled import BUNDLED, bundled, public_split
+from noisecast.problems.datasets.bundled import BUNDLED, bundled
 from noisecast.problems.datasets.catalogue import DATASETS, Entry
 from noisecast.problems.datasets.dataset import DataError, Dataset, Features, encode_labels
 from noisecast.problems.datasets.encoders import (
@@ -32,6 +32,7 @@ from noisecast.problems.datasets.encoders import (
     tokenize,
 )
 from noisecast.problems.datasets.files import ReadOptions, load_features, load_file, load_test_file
+from noisecast.problems.datasets.splits import public_split, split_by_content
 
 __all__ = [
     "BUNDLED",
@@ -65,6 +66,7 @@ __all__ = [
     "read_bounds",
     "read_tagged_texts",
     "read_vocabulary",
+    "split_by_content",
     "stackoverflow",
     "tokenize",
 ]

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from noisecast.problems.datasets.bundled import public_split
 from noisecast.problems.datasets.dataset import DataError, Dataset, encode_labels, hash_arrays, listed
 from noisecast.problems.datasets.encoders import TextEncoder, TextKind
 from noisecast.problems.datasets.files import csr_from_arrays, read_npz, whole_number
+from noisecast.problems.datasets.splits import public_split
 from noisecast.problems.datasets.tables import (
     column_of,
     decode,

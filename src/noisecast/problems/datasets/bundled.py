@@ -1,10 +1,9 @@
 """Small public data sets that come with scikit-learn, scaled by public constants and split by a fixed public rule."""
 
-import hashlib
-
 import numpy as np
 
 from noisecast.problems.datasets.dataset import DataError, Dataset
+from noisecast.problems.datasets.splits import public_split
 
 # Lower and upper bound of each column, in scikit-learn's order: round numbers in the column's unit, written down once.
 # The data sets are public, yet nothing is computed from their rows, so that they serve as an example of how it is done.
@@ -67,21 +66,3 @@ def bundled(name: str) -> tuple[Dataset, Dataset]:
     whole = Dataset(name, features, raw.target.astype(np.int32), tuple(str(label) for label in raw.target_names))
     train, test = public_split(whole.num_examples)
     return whole.rows(train), whole.rows(test)
-
-
-def public_split(num_rows: int, test_fraction: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of (train, test), by a fixed shuffle that looks at no row: the same everywhere, for ever.
-
-    Rows are ordered by the sha256 of their number; the first (1 - test_fraction) n, rounded, are the training rows.
-
-    Raises: DataError unless 0 < test_fraction < 1.
-
-    >>> train, test = public_split(10)
-    >>> sorted([*train, *test]) == list(range(10)), len(test)
-    (True, 2)
-    """
-    if not 0 < test_fraction < 1:
-        raise DataError(f"Expected 0 < test_fraction < 1, got {test_fraction}.")
-    order = sorted(range(num_rows), key=lambda row: hashlib.sha256(str(row).encode()).digest())
-    num_train = num_rows - round(test_fraction * num_rows)
-    return np.array(order[:num_train], dtype=np.int64), np.array(order[num_train:], dtype=np.int64)

@@ -1,0 +1,111 @@
+"""A run for release: nothing is lost, nothing secret is left open, nothing is taken for what it is not."""
+
+import os
+import signal
+import stat
+
+import numpy as np
+import pytest
+
+from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, linear_model
+from noisecast.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from noisecast.privacy.noise import RandomRoot
+from noisecast.problems.datasets import Dataset
+from noisecast.release import Interrupted, train
+
+
+def scenario(num_steps: int = 30) -> Scenario:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(60, 4)).astype(np.float32)
+    data = Dataset("toy", features, (features[:, 0] > 0).astype(np.int32), ("no", "yes"))
+    mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Poisson.for_batch_size(8, 60))
+    return Scenario(
+        problem=linear_model(data), mechanism=mechanism, optimizer=DPSGD(learning_rate=0.1), num_steps=num_steps
+    )
+
+
+def interrupt(*_) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.checkpoint"
+
+
+def test_a_checkpoint_is_readable_by_its_owner_alone(path):
+    with pytest.raises(Interrupted):
+        train(scenario(), checkpoint=path, watch=interrupt)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_checkpoint_outlives_a_failed_save_and_resumes_to_the_same_model(path):
+    def disk_full(model):
+        assert path.exists()
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError):
+        train(scenario(), insecure_seed=1, checkpoint=path, save=disk_full)
+    saved = []
+    train(scenario(), checkpoint=path, resume=True, save=saved.append)
+    np.testing.assert_array_equal(saved[0].params, train(scenario(), insecure_seed=1).params)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("moment", ["save", "first look", "every look"])
+def test_an_interruption_at_any_moment_loses_nothing(path, moment):
+    expected = train(scenario(), insecure_seed=1).params
+    looks = []
+
+    def watch(at):
+        looks.append(at.step)
+        if moment == "every look" or (moment == "first look" and len(looks) == 1):
+            interrupt()
+
+    save = interrupt if moment == "save" else (lambda model: None)
+    try:
+        model = train(scenario(), insecure_seed=1, checkpoint=path, watch=watch, save=save)
+    except Interrupted:
+        assert path.exists()
+        model = train(scenario(), checkpoint=path, resume=True)
+    np.testing.assert_array_equal(model.params, expected)
+
+
+def interrupted_state(path) -> Checkpoint:
+    with pytest.raises(Interrupted):
+        train(scenario(), insecure_seed=1, checkpoint=path, watch=interrupt)
+    return load_checkpoint(path, scenario=scenario().id)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"step": np.asarray(10**9)}, "at step 1,000,000,000 of 30"),
+        ({"leaf_0": np.full((1, 1, 5), np.nan, np.float32)}, "Expected a saved state of finite numbers"),
+        ({"leaf_0": np.zeros(3, np.float32)}, "Expected a saved state of finite numbers"),
+        ({"leaf_0": None}, "Expected a saved state of finite numbers"),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_refused(path, change, words):
+    saved = interrupted_state(path)
+    state = {name: array for name, array in (saved.state | change).items() if array is not None}
+    save_checkpoint(path, Checkpoint(saved.scenario, saved.root, state))
+    with pytest.raises(ValueError, match=words):
+        train(scenario(), checkpoint=path, resume=True)
+
+
+def test_a_seed_that_is_not_the_checkpoints_own_is_refused(path):
+    interrupted_state(path)
+    with pytest.raises(ValueError, match="not started with insecure seed 99"):
+        train(scenario(), insecure_seed=99, checkpoint=path, resume=True)
+
+
+def test_a_checkpoint_of_another_scenario_is_refused(path):
+    interrupted_state(path)
+    with pytest.raises(ValueError, match="another scenario"):
+        train(scenario(num_steps=31), checkpoint=path, resume=True)
+
+
+def test_a_seed_too_large_to_store_is_refused_before_any_step():
+    with pytest.raises(ValueError, match="at most 64 bits"):
+        RandomRoot.from_insecure_seed(10**30)
