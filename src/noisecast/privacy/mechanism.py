@@ -5,6 +5,7 @@ The noise that is drawn and the epsilon that is reported read the same fields, s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
