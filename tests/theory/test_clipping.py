@@ -12,6 +12,7 @@ from scipy import special
 from noisecast.theory import (
     clipping_expectations,
     gradient_noise_std,
+    low_dimension_clipping_expectations,
     phase_1_noise_std,
     phase_2_noise_std,
     privacy_noise_std,
@@ -222,3 +223,32 @@ def test_gaussian_noise_is_one_component_and_infinite_noise_is_refused():
 def test_refuses_a_clip_norm_out_of_range():
     with pytest.raises(ValueError, match="Expected l2_clip_norm > 0, got 0"):
         clipping_expectations(0.0, num_params=1, example_noise_std=1.0, degrees_of_freedom=1, l2_clip_norm=0.0)
+
+
+@pytest.mark.parametrize(
+    "num_params, degrees_of_freedom", [(1, np.inf), (2, np.inf), (3, 1.0), (10, np.inf), (50, 3.0)]
+)
+@pytest.mark.parametrize("gradient_norm", [0.01, 0.3, 2.0])
+def test_low_dimension_expectations_are_those_of_drawn_gradients(num_params, nu, gradient_norm):
+    """And taking the noise's length for its typical one is seen to be wrong in one dimension."""
+    rng, clip, scale, draws = np.random.default_rng(5), 0.3, 0.4, 400_000
+    noise = rng.normal(size=(draws, num_params))
+    if np.isfinite(nu):
+        noise *= np.sqrt(nu / rng.chisquare(nu, size=(draws, 1)))
+    gradients = scale * noise
+    gradients[:, 0] += gradient_norm
+    radii = np.linalg.norm(gradients, axis=1)
+    law = {
+        "num_params": num_params,
+        "example_noise_std": scale,
+        "degrees_of_freedom": nu,
+        "l2_clip_norm": clip,
+    }
+    exact = low_dimension_clipping_expectations(np.array([gradient_norm]), **law)
+    shares = np.minimum(1, clip / radii) * gradients[:, 0] / gradient_norm
+    error = shares.std() / np.sqrt(draws)
+    assert abs(shares.mean() - exact.shrink_factor[0]) < 5 * error
+    assert np.mean(np.minimum(radii, clip) ** 2) == pytest.approx(exact.second_moment[0], rel=0.004)
+    assert np.mean(radii > clip) == pytest.approx(exact.clip_fraction[0], abs=0.012)
+    if num_params == 1 and gradient_norm == 0.3:
+        assert abs(shares.mean() - clipping_expectations(gradient_norm, **law).shrink_factor) > 20 * error

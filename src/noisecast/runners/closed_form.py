@@ -21,6 +21,8 @@ from noisecast.theory.linear_sde import (
 LARGEST_CURVATURE_SHARE = 0.25
 LARGEST_LINEARISATION_GAP = 0.1
 LARGEST_REMEMBERED_SIGNAL = 0.2
+# Of the gradient's share that clipping leaves, and of the noise, between the start of a quadratic and its minimum.
+LARGEST_CLIPPING_CHANGE = 0.02
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class ClosedForm:
     `extrapolated`: on a loss that is not quadratic, once the curvature at the start makes up more than
     `LARGEST_CURVATURE_SHARE` of the initial loss; for DP-SignSGD and DP-Adam, while the linearised drift could move the
     loss by more than `LARGEST_LINEARISATION_GAP`; for DP-Adam, while it remembers more signal than
-    `LARGEST_REMEMBERED_SIGNAL` of the noise. Clipping and noise are those of the first step.
+    `LARGEST_REMEMBERED_SIGNAL` of the noise; everywhere after the start, where clipping differs between the start of a
+    quadratic and its minimum by more than `LARGEST_CLIPPING_CHANGE`. Clipping and noise are those of the first step.
     """
 
     name: ClassVar[str] = "closed_form"
@@ -83,7 +86,9 @@ def _metrics(scenario: Scenario, start, quadratic, steps: np.ndarray) -> tuple[d
     }
     loss = local_quadratic_loss(steps, initial_loss=quadratic.loss, **law)
     beyond = _linearisation_gap(scenario, moments, quadratic.loss, steps, law) > LARGEST_LINEARISATION_GAP * loss
-    if not problem.is_quadratic:
+    if problem.is_quadratic:
+        beyond |= (steps > 0) & _clipping_changes(problem, start, prepared)
+    else:
         beyond |= ~(local_quadratic_curvature_loss(steps, **law) <= LARGEST_CURVATURE_SHARE * quadratic.loss)
     if theory.initial_state(moments) is not None:
         beyond |= _remembered_signal(steps, law) > LARGEST_REMEMBERED_SIGNAL * problem.num_params * noise_std**2
@@ -94,6 +99,14 @@ def _metrics(scenario: Scenario, start, quadratic, steps: np.ndarray) -> tuple[d
         "loss_floor": np.full(len(steps), floor),
     }
     return metrics, beyond
+
+
+def _clipping_changes(problem, start, prepared) -> bool:
+    """Whether clipping leaves another share of the gradient, or other noise, at the minimum (0) than at the start."""
+    minimum = np.zeros_like(start)
+    shares = [float(problem.shrink_factor(at, prepared)) for at in (start, minimum)]
+    noises = [float(problem.gradient_moments(at, prepared).noise_std) for at in (start, minimum)]
+    return any(abs(end / first - 1) > LARGEST_CLIPPING_CHANGE for first, end in (shares, noises))
 
 
 def _linearisation_gap(scenario: Scenario, moments, initial_loss: float, steps: np.ndarray, law: dict) -> np.ndarray:
