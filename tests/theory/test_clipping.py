@@ -225,9 +225,7 @@ def test_refuses_a_clip_norm_out_of_range():
         clipping_expectations(0.0, num_params=1, example_noise_std=1.0, degrees_of_freedom=1, l2_clip_norm=0.0)
 
 
-@pytest.mark.parametrize(
-    "num_params, degrees_of_freedom", [(1, np.inf), (2, np.inf), (3, 1.0), (10, np.inf), (50, 3.0)]
-)
+@pytest.mark.parametrize("num_params, nu", [(1, np.inf), (2, np.inf), (3, 1.0), (10, np.inf), (50, 3.0)])
 @pytest.mark.parametrize("gradient_norm", [0.01, 0.3, 2.0])
 def test_low_dimension_expectations_are_those_of_drawn_gradients(num_params, nu, gradient_norm):
     """And taking the noise's length for its typical one is seen to be wrong in one dimension."""
