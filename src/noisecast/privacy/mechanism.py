@@ -56,9 +56,7 @@ class SampledGaussian:
         for field, (low, high) in RANGES.items():
             value = getattr(self, field)
             if value and not low <= value <= high:
-                raise ValueError(
-                    f"Expected {low:g} <= {field} <= {high:g}, got {value}: beyond, numbers have no digits."
-                )
+                raise ValueError(f"Expected {low:g} <= {field} <= {high:g}, got {value}.")
         object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
         reason = self.sampler.why_unsupported(self.adjacency)
         if reason is not None:
