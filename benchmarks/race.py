@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 CHECKED_STEPS = 3
-ALMOST_NO_NOISE = 1e-9  # 0 would send a scenario to another engine than the one that is timed
+ALMOST_NO_NOISE = 1e-8  # 0 would send a scenario to another engine than the one that is timed
 
 # Read when a library is loaded, so set before a contestant's process begins.
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")} | {
