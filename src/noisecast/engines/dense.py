@@ -11,7 +11,8 @@ import numpy as np
 
 from noisecast.engines.keys import batch_key, example_key, noise_key
 from noisecast.optimizers import Optimizer
-from noisecast.privacy.noise import RandomRoot, jax_key, private_mean
+from noisecast.privacy.jax_noise import counter_keys, private_mean
+from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.problem import Problem
 from noisecast.scenario import Scenario
 
@@ -88,9 +89,9 @@ class DenseRun:
             expected_batch_size=first.mechanism.expected_batch_size,
         )
         self._batch_keys = [batch_key(first, root=root, repeat=r) for r in repeats]
-        self._example_keys = jax_key([example_key(first, root=root, repeat=r) for r in repeats])
+        self._example_keys = counter_keys([example_key(first, root=root, repeat=r) for r in repeats])
         noise_keys = [noise_key(scenario, root=root, repeat=r) for r in repeats for scenario in scenarios]
-        self._noise_keys = jax_key(noise_keys).reshape(len(repeats), len(scenarios))
+        self._noise_keys = counter_keys(noise_keys).reshape(len(repeats), len(scenarios), 2)
         start = jnp.asarray(self.problem.initial_params(), jnp.float32)
         shape = (len(repeats), len(scenarios), self.problem.num_params)
         self._params = jnp.broadcast_to(start, shape)
@@ -166,7 +167,8 @@ def _advance(problem, group, params, state, noise_keys, example_keys, batches, f
         clipped_sum = problem.clipped_sum(params, examples, l2_clip_norm)
         gradient = private_mean(
             clipped_sum,
-            jax.random.fold_in(noise_key, step),
+            noise_key,
+            step,
             noise_std=noise_std,
             expected_batch_size=group.expected_batch_size,
         )
@@ -175,8 +177,7 @@ def _advance(problem, group, params, state, noise_keys, example_keys, batches, f
 
     def one_repeat(batch, example_key, noise_keys, params, state, step):
         if batch is None:
-            fresh_key = jax.random.fold_in(example_key, step)
-            batch = fresh_key, jnp.ones(int(group.expected_batch_size), bool)
+            batch = (example_key, step), jnp.ones(int(group.expected_batch_size), bool)
         examples = problem.examples(*batch)
         scenarios = jax.vmap(one_scenario, in_axes=(0, 0, 0, 0, 0, 0, None, None))
         return scenarios(

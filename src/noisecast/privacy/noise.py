@@ -1,8 +1,8 @@
-"""The only place that makes random keys and draws privacy noise.
+"""Where randomness comes from, and the only place that makes random keys.
 
 Randomness starts from one `RandomRoot` and is handed down by name: `key_for(purpose, *names, root=, repeat=)`. There is
-no default seed anywhere. The noise itself is float32 or float64 from JAX's Threefry generator (a 64-bit key): research
-grade, neither hardened against floating-point attacks (Mironov, CCS 2012) nor against timing.
+no default seed anywhere. The noise itself is drawn from these keys in `jax_noise` (inside JAX) and `counter_noise`
+(inside compiled loops).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +123,8 @@ def key_words(key: bytes) -> NDArray[np.uint32]:
 def jax_key(keys: bytes | Sequence[bytes] | NDArray[np.uint32]) -> jax.Array:
     """JAX's typed Threefry key: shape () for one key, (n,) for a sequence of n keys or their stacked `key_data`.
 
-    The key of step t is `jax.random.fold_in(key, t)`, so that a resumed run draws what the uninterrupted one did.
+    The key of step t is `jax.random.fold_in(key, t)`, so that a resumed run draws what the uninterrupted one did. Not
+    for privacy noise: that is `jax_noise.private_mean`.
 
     >>> jax_key([bytes(32), bytes(32)]).shape
     (2,)
@@ -132,40 +133,3 @@ def jax_key(keys: bytes | Sequence[bytes] | NDArray[np.uint32]) -> jax.Array:
 
     data = keys if isinstance(keys, np.ndarray) else key_data(keys)
     return jax.random.wrap_key_data(jax.numpy.asarray(data), impl="threefry2x32")
-
-
-def draw_noise(step_key: Any, shape: tuple[int, ...], noise_std: Any, dtype: Any) -> jax.Array:
-    """Independent N(0, noise_std^2) numbers, one step's privacy noise; step_key and noise_std may be traced.
-
-    Args:
-      step_key: JAX key of this step, used for nothing else.
-      shape: shape of the clipped sum.   noise_std: z C, () >= 0 [loss/params].   dtype: of the clipped sum.
-    Returns: noise of that shape [loss/params].
-
-    >>> draw_noise(jax_key(bytes(32)), (3,), 1.0, "float32").shape
-    (3,)
-    """
-    import jax
-
-    noise = jax.random.normal(step_key, shape, dtype)
-    return noise * jax.numpy.asarray(noise_std, noise.dtype)
-
-
-def private_mean(clipped_sum: Any, step_key: Any, *, noise_std: Any, expected_batch_size: Any) -> jax.Array:
-    """(sum of clipped gradients + N(0, (z C)^2)) / B: the one release of a step (DP-SGD; Abadi et al., CCS 2016).
-
-    Args:
-      clipped_sum: sum of the batch's clipped gradients, zero for an empty batch; any shape [loss/params].
-      step_key: JAX key of this step.
-      noise_std: z C, of the sum; () >= 0 [loss/params].   expected_batch_size: B, public; () > 0.
-    Returns: the private mean gradient, shape and dtype of clipped_sum [loss/params].
-
-    >>> private_mean(np.zeros(2, np.float32), jax_key(bytes(32)), noise_std=1.0, expected_batch_size=4).shape
-    (2,)
-    """
-    import jax.numpy as jnp
-
-    clipped_sum = jnp.asarray(clipped_sum)
-    noise = draw_noise(step_key, clipped_sum.shape, noise_std, clipped_sum.dtype)
-    # By the expected batch size, not the drawn one: the drawn size is private.
-    return (clipped_sum + noise) / jnp.asarray(expected_batch_size, clipped_sum.dtype)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from noisecast.privacy.jax_noise import derived_key, standard_normal
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.theory.clipping import (
     ClippingExpectations,
@@ -87,15 +88,14 @@ class Population:
     def initial_params(self) -> Array:
         return self.start
 
-    def examples(self, draw: Array, mask: Array) -> Array:
-        """Noise of a batch of fresh examples: (batch_size, d)."""
-        shape = (mask.shape[0], self.num_params)
+    def examples(self, draw: tuple[Array, Array], mask: Array) -> Array:
+        """Noise of a batch of fresh examples, drawn from a key and a step: (batch_size, d)."""
+        key, step = draw
+        normals = standard_normal(key, step, (mask.shape[0], self.num_params))
         if np.isinf(self.degrees_of_freedom):
-            return self.example_noise_std * jax.random.normal(draw, shape)
-        normal_key, scale_key = jax.random.split(draw)
-        chi_square = jax.random.chisquare(scale_key, self.degrees_of_freedom, (mask.shape[0], 1))
-        scale = self.example_noise_std * jnp.sqrt(self.degrees_of_freedom / chi_square)
-        return scale * jax.random.normal(normal_key, shape)
+            return self.example_noise_std * normals
+        chi_square = jax.random.chisquare(derived_key(key, step), self.degrees_of_freedom, (mask.shape[0], 1))
+        return self.example_noise_std * jnp.sqrt(self.degrees_of_freedom / chi_square) * normals
 
     def clipped_sum(self, params: Array, examples: Array, l2_clip_norm: Array) -> Array:
         gradients = self.gradient(params) + examples

@@ -47,7 +47,7 @@ class Problem(Protocol):
         """The examples of one batch.
 
         Args:
-          draw: row numbers (width,) of a data set; for a population a JAX key.
+          draw: row numbers (width,) of a data set; for a population a key and the number of the step.
           mask: which of them are there (width,), False for padding; a population only reads its width, the batch size.
         """
         ...
