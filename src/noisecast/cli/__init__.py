@@ -3,8 +3,11 @@
 import difflib
 import errno
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from cyclopts import App, CycloptsError, MissingArgumentError
 
@@ -12,6 +15,7 @@ from noisecast import __version__
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+SECONDS_BETWEEN_INTERRUPTS = 0.2
 
 app = App(
     name="noisecast",
@@ -54,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         return _complain(_unknown_command(arguments[0]))
     try:
-        app(arguments)
+        with _insistent_interrupts():
+            app(arguments)
+            sys.stdout.flush()
     except CycloptsError as error:
         return _complain(_usage_sentence(error))
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
@@ -71,6 +77,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interruption:
         return _complain(str(interruption) or "Interrupted.", INTERRUPTED)
     return 0
+
+
+@contextmanager
+def _insistent_interrupts() -> Iterator[None]:
+    """Repeat a Ctrl-C until it arrives: raised inside a library's callback, the first may be printed and dropped."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, SECONDS_BETWEEN_INTERRUPTS)
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _complain(sentence: str, status: int = BAD_INPUT) -> int:

@@ -37,9 +37,15 @@ def demo(
     _check_folder(output)
     with share_progress("Calibrating, training and predicting") as progress:
         table = _answers(progress)
-    output.mkdir(exist_ok=True)
     picture, rows = output / "digits.png", output / "digits.parquet"
-    write(table, rows, picture)
+    is_ours = not output.exists()
+    output.mkdir(exist_ok=True)
+    try:
+        write(table, rows, picture)
+    except OSError:
+        if is_ours and not any(output.iterdir()):
+            output.rmdir()
+        raise
     results = _results(table)
     if json:
         print_json({"results": results, "picture": str(picture), "table": str(rows)})

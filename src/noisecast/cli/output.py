@@ -26,6 +26,8 @@ def whole_number(kind: type, tokens: Sequence[Token]) -> int:
     return int(value)
 
 
+NARROWEST = 72  # columns that every table fits in
+
 TABLE_STYLE: dict[str, Any] = {
     "box": box.SIMPLE_HEAD,
     "title_justify": "left",
@@ -37,8 +39,10 @@ TABLE_STYLE: dict[str, Any] = {
 
 
 def to_reader() -> Console:
-    """Results: standard output."""
-    return Console(highlight=False, soft_wrap=False)
+    """Results: standard output. On a narrower screen the terminal breaks the lines: nothing is left out."""
+    console = Console(highlight=False, soft_wrap=False)
+    console.width = max(console.width, NARROWEST)
+    return console
 
 
 def to_watcher() -> Console:
