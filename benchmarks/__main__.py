@@ -13,12 +13,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import w1_imdb, w2_forum500
+from benchmarks import w1_imdb, w2_forum500, w3_movielens, w4_simulation, w5_stationary
 from benchmarks.race import Result, race
 
-WORKLOADS: tuple[ModuleType, ...] = (w1_imdb, w2_forum500)
+WORKLOADS: tuple[ModuleType, ...] = (w1_imdb, w2_forum500, w3_movielens, w4_simulation, w5_stationary)
 RESULTS = Path(__file__).parent / "results" / "latest.json"
-VERSIONS_OF = ("noisecast", "numba", "numpy", "jax", "jax-privacy", "torch", "opacus")
+VERSIONS_OF = ("noisecast", "numba", "numpy", "jax", "jax-privacy", "torch", "opacus", "torchsde", "diffrax")
 
 console = Console()
 app = cyclopts.App(help="Noisecast side by side with its peers, one core each, in turns.")

@@ -23,6 +23,7 @@ _HOMES = {
     "jax_model": "noisecast.problems.jax_model",
     "linear_model": "noisecast.problems.linear",
     "load_file": "noisecast.problems.datasets",
+    "matrix_factorization": "noisecast.problems.matrix_factorization",
     "quadratic": "noisecast.problems.quadratic",
     "quartic": "noisecast.problems.quartic",
     "DPSGD": "noisecast.optimizers",

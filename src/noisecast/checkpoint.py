@@ -14,7 +14,7 @@ import numpy as np
 from noisecast.files import written_whole
 from noisecast.privacy.noise import RandomRoot
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         "format": np.int64(FORMAT),
         "scenario": np.frombuffer(checkpoint.scenario.encode(), np.uint8),
         "secret": np.frombuffer(root.secret, np.uint8),
+        "secure_noise": np.bool_(root.secure_noise),
         "insecure_seed": np.array([] if root.insecure_seed is None else [root.insecure_seed], np.int64),
     }
     arrays |= {f"state_{name}": array for name, array in checkpoint.state.items()}
@@ -60,7 +61,7 @@ def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:
             stored = {name: arrays[name] for name in arrays.files}
         owner = stored["scenario"].tobytes().decode()
         seed = stored["insecure_seed"].tolist()
-        root = RandomRoot(stored["secret"].tobytes(), seed[0] if seed else None)
+        root = RandomRoot(stored["secret"].tobytes(), seed[0] if seed else None, bool(stored["secure_noise"]))
         state = {name.removeprefix("state_"): stored[name] for name in stored if name.startswith("state_")}
         checkpoint = Checkpoint(owner, root, state)
         readable = int(stored["format"]) == FORMAT and checkpoint.step >= 0

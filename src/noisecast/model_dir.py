@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from noisecast.files import folder_written_whole, strict_json
-from noisecast.problems.datasets import DataError, Encoder, Features, encoder_from_json
-from noisecast.problems.linear import LIKELIHOODS, Likelihood, LinearModel, predict
+from noisecast.problems.datasets import DataError, Dataset, Encoder, Features, encoder_from_json
+from noisecast.problems.linear import LIKELIHOODS, Likelihood, LinearModel, predict, quality
 from noisecast.release import TrainedModel
 
 FORMAT = 1
@@ -29,6 +29,7 @@ class SavedModel:
     Args:
       params: (d,) float32.   likelihood, num_outputs: what the parameters mean.
       label_names: names of the classes.   encoder: how a file becomes features.   privacy: the statement, as JSON.
+      label_separator: what stands between the labels of a row in a file, for a multi-label model; else None.
     """
 
     params: np.ndarray
@@ -37,14 +38,39 @@ class SavedModel:
     label_names: tuple[str, ...]
     encoder: Encoder
     privacy: dict[str, Any]
+    label_separator: str | None = None
 
     def predict(self, features: Features) -> tuple[np.ndarray, np.ndarray]:
-        """Names of the likeliest classes (n,) and probabilities (n, number of classes)."""
-        labels, probabilities = predict(features, self.params, self.likelihood, self.num_outputs)
-        return np.array(self.label_names)[labels], probabilities
+        """Names of the likeliest classes (n,) and probabilities (n, number of classes).
+
+        Of a multi-label model, whether each label has a probability above 1/2 instead of names: (n, number of labels).
+        """
+        predicted, probabilities = predict(features, self.params, self.likelihood, self.num_outputs)
+        return predicted if self.has_label_sets else np.array(self.label_names)[predicted], probabilities
+
+    def quality(self, data: Dataset) -> dict[str, float]:
+        """The likelihood's metrics (accuracy; of sets of labels recall at 5 and micro F1) on labelled rows."""
+        return quality(data, self.params, self.likelihood, self.num_outputs)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The metrics that `quality` has."""
+        return tuple(self.likelihood.metrics(np.zeros(self.likelihood.num_scores)))
+
+    @property
+    def has_label_sets(self) -> bool:
+        """Whether a row carries any number of labels, not exactly one."""
+        return self.likelihood.takes_sets
 
 
-def save_model(path: str | Path, model: TrainedModel, *, encoder: Encoder, label_names: tuple[str, ...]) -> None:
+def save_model(
+    path: str | Path,
+    model: TrainedModel,
+    *,
+    encoder: Encoder,
+    label_names: tuple[str, ...],
+    label_separator: str | None = None,
+) -> None:
     """Write a model directory, whole or not at all; `path` must not exist yet."""
     problem, scenario = model.scenario.problem, model.scenario
     if not isinstance(problem, LinearModel):
@@ -56,6 +82,7 @@ def save_model(path: str | Path, model: TrainedModel, *, encoder: Encoder, label
         "model": problem.likelihood.name,
         "num_outputs": problem.num_outputs,
         "label_names": list(label_names),
+        "label_separator": label_separator,
         "encoder": encoder.to_json(),
         "scenario": {name: _plain(value) for name, value in scenario.columns().items()},
         "seconds": round(model.seconds, 3),
@@ -93,14 +120,21 @@ def load_model(path: str | Path) -> SavedModel:
             label_names=tuple(str(name) for name in described["label_names"]),
             encoder=encoder_from_json(described["encoder"]),
             privacy=privacy,
+            label_separator=_text_or_none(described.get("label_separator")),
         )
-        outputs = 1 if len(model.label_names) == 2 else len(model.label_names)
+        outputs = model.likelihood.num_outputs(len(model.label_names))
         fits = params.shape == ((model.encoder.num_features + 1) * outputs,) and np.isfinite(params).all()
         if outputs != model.num_outputs or not fits:
             raise ValueError("shape")
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a readable model directory ({type(error).__name__}); train it again.") from None
     return model
+
+
+def _text_or_none(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError("label_separator")
+    return value
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -64,6 +64,7 @@ def train(
     scenario: Scenario,
     *,
     insecure_seed: int | None = None,
+    secure_noise: bool = False,
     checkpoint: str | Path | None = None,
     resume: bool = False,
     watch: Callable[[Moment], None] | None = None,
@@ -77,6 +78,7 @@ def train(
     Args:
       scenario: what to run.
       insecure_seed: makes the run reproducible and therefore not private; None draws from the operating system.
+      secure_noise: draw batches and noise by a cipher, ChaCha20. It needs the extra [secure], and more time.
       checkpoint: file to keep the run's state in while it runs; deleted when it is done.
       resume: continue from `checkpoint`.
       watch: told where the run is, several times a second.
@@ -93,7 +95,7 @@ def train(
     path = Path(checkpoint) if checkpoint is not None else None
     # From before the first step until the model is saved: an exception in between would lose a spent budget.
     with _stop_requests() as stop_requested:
-        run = _started(scenario, insecure_seed, path, resume)
+        run = _started(scenario, insecure_seed, secure_noise, path, resume)
         began = time.monotonic()
         _advance_to_the_end(run, scenario, path, watch, num_evaluations, stop_requested)
         model = _finished(run, scenario, unit, also_not_covered, time.monotonic() - began)
@@ -113,7 +115,11 @@ def _finished(run: "_Run", scenario: Scenario, unit: str, also_not_covered: tupl
             f"than {scenario.optimizer.learning_rate:g} (or a smaller l2_clip_norm); the budget of this run is spent."
         )
     statement = privacy_statement(
-        scenario, reproducible=not run.root.is_private, unit=unit, also_not_covered=also_not_covered
+        scenario,
+        reproducible=not run.root.is_private,
+        secure_noise=run.root.secure_noise,
+        unit=unit,
+        also_not_covered=also_not_covered,
     )
     return TrainedModel(scenario, params, _metrics(run.engine), statement, seconds)
 
@@ -124,15 +130,21 @@ class _Run:
     root: RandomRoot
 
 
-def _started(scenario: Scenario, insecure_seed: int | None, path: Path | None, resume: bool) -> _Run:
+def _started(scenario: Scenario, insecure_seed: int | None, secure: bool, path: Path | None, resume: bool) -> _Run:
+    if insecure_seed is not None and secure:
+        raise ValueError("Expected an insecure seed or secure noise, got both: no cipher hides a seed that is known.")
     if not resume:
-        root = RandomRoot.from_os_entropy() if insecure_seed is None else RandomRoot.from_insecure_seed(insecure_seed)
+        root = RandomRoot.from_os_entropy(secure_noise=secure)
+        if insecure_seed is not None:
+            root = RandomRoot.from_insecure_seed(insecure_seed)
         return _Run(engines.start([scenario], repeats=[0], root=root), root)
     if path is None:
         raise ValueError("Expected a checkpoint file to resume from, got none.")
     saved = load_checkpoint(path, scenario=scenario.id)
     if insecure_seed is not None and saved.root.insecure_seed != insecure_seed:
         raise ValueError(f"{path} was not started with insecure seed {insecure_seed}; resume without one.")
+    if secure and not saved.root.secure_noise:
+        raise ValueError(f"{path} was not started with secure noise; resume without it, or start anew.")
     if saved.step > scenario.num_steps:
         raise ValueError(
             f"{path} is at step {saved.step:,} of {scenario.num_steps:,}: not a readable checkpoint; delete it."

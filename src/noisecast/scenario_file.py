@@ -6,7 +6,7 @@ num_seeds = 8                # or insecure_seeds = [0, 1, 2]
 num_records = 20             # evenly spaced, or record_at = [0, 10, 1000]
 runners = ["training", "sde", "closed_form"]
 
-[problem]                    # kind = "quadratic", "quartic", "file" or "bundled"
+[problem]                    # kind = "quadratic", "quartic", "file", "bundled" or "factorization"
 kind = "quadratic"
 hessian_diag = [2.0, 1.0]    # or num_params = 1024 with hessian_value = 0.1
 initial_params = 0.1         # a number, a list, or {normal_std = 1.56, insecure_seed = 0}
@@ -43,7 +43,9 @@ from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import FixedSize, Sampler, Stream, sampler_named
 from noisecast.problems.datasets import BUNDLED, ReadOptions, bundled, load_file, load_test_file, split_by_content
 from noisecast.problems.datasets.encoders import TextKind
+from noisecast.problems.datasets.ratings import read_ratings, split_ratings_by_content
 from noisecast.problems.linear import linear_model
+from noisecast.problems.matrix_factorization import matrix_factorization
 from noisecast.problems.problem import Problem
 from noisecast.problems.quadratic import quadratic
 from noisecast.problems.quartic import quartic
@@ -254,6 +256,8 @@ class _File(_Table):
     kind: Literal["file"]
     path: str
     label: str = "label"
+    label_separator: str | None = None
+    label_names: str | None = None
     text: str | None = None
     columns: Annotated[list[str], *_listed] | None = None
     features: TextKind = "term-frequency"
@@ -268,6 +272,8 @@ class _File(_Table):
     def build(self, folder: Path) -> Problem:
         options = ReadOptions(
             label=self.label,
+            label_separator=self.label_separator,
+            label_names=None if self.label_names is None else folder / self.label_names,
             text=self.text,
             columns=None if self.columns is None else tuple(self.columns),
             text_kind=self.features,
@@ -279,11 +285,50 @@ class _File(_Table):
         )
         data, encoder = load_file(folder / self.path, options)
         if self.test is not None:
-            return linear_model(data, load_test_file(folder / self.test, encoder, data.label_names, label=self.label))
+            how = {"label": self.label, "label_separator": self.label_separator}
+            return linear_model(data, load_test_file(folder / self.test, encoder, data.label_names, **how))
         if self.test_fraction is not None:
             train, test = split_by_content(data, self.test_fraction)
             return linear_model(data.rows(train), data.rows(test))
         return linear_model(data)
+
+
+class _Factorization(_Table):
+    kind: Literal["factorization"]
+    path: str
+    num_users: Count
+    num_items: Count
+    public_init_seed: int
+    dim: Count = 16
+    rating_scale: Annotated[list[Finite], Field(min_length=2, max_length=2)] = [1.0, 5.0]
+    center: Finite | None = None
+    init: Annotated[str, _one_of(("normal", "truncated-normal"))] = "normal"
+    init_std: Positive = 0.1
+    half: bool = True
+    test: str | None = None
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    def build(self, folder: Path) -> Problem:
+        sizes = {"num_users": self.num_users, "num_items": self.num_items}
+        train, test = read_ratings(folder / self.path, **sizes), None
+        if self.test is not None:
+            test = read_ratings(folder / self.test, **sizes)
+        elif self.test_fraction is not None:
+            train, test = split_ratings_by_content(train, self.test_fraction)
+        low, high = self.rating_scale
+        init: Any = self.init
+        return matrix_factorization(
+            train,
+            test,
+            public_init_seed=self.public_init_seed,
+            dim=self.dim,
+            rating_scale=(low, high),
+            center=self.center,
+            init=init,
+            init_std=self.init_std,
+            half=self.half,
+            name=Path(self.path).name,
+        )
 
 
 class _Mechanism(_Table):
@@ -318,8 +363,14 @@ class _Optimizer(_Table):
         return OPTIMIZER_NAMES[self.name](learning_rate=learning_rate, **given)
 
 
-_ProblemTable: TypeAlias = _Quadratic | _Quartic | _Bundled | _File
-_KINDS = {"quadratic": _Quadratic, "quartic": _Quartic, "bundled": _Bundled, "file": _File}
+_ProblemTable: TypeAlias = _Quadratic | _Quartic | _Bundled | _File | _Factorization
+_KINDS = {
+    "quadratic": _Quadratic,
+    "quartic": _Quartic,
+    "bundled": _Bundled,
+    "file": _File,
+    "factorization": _Factorization,
+}
 _SECTIONS = ("problem", "mechanism", "optimizer")
 
 

@@ -11,6 +11,10 @@ NOT_COVERED = (
 )
 
 
+FAST_NOISE = "Threefry and Philox, fast and not ciphers; float32 numbers"
+SECURE_NOISE = "the cipher ChaCha20; float32 numbers"
+
+
 @dataclass(frozen=True)
 class PrivacyStatement:
     """A guarantee in words and numbers, for exactly the run that was made.
@@ -21,6 +25,7 @@ class PrivacyStatement:
       sampler: how batches were drawn.
       noise_multiplier, l2_clip_norm, expected_batch_size, num_steps: the mechanism.
       released: what the guarantee covers.   not_covered: what it does not.
+      noise: the generator that batches and noise came from.
       reproducible: whether the noise came from a seed that somebody may know; then there is no guarantee.
     """
 
@@ -40,6 +45,7 @@ class PrivacyStatement:
     released: str
     not_covered: tuple[str, ...]
     reproducible: bool
+    noise: str
     note: str | None = None
 
     def sentence(self) -> str:
@@ -56,6 +62,7 @@ class PrivacyStatement:
             f"privacy with respect to {self.neighbours} {self.unit}, as computed by the {self.accountant} accountant "
             f"for {self.num_steps:,} steps of {self.optimizer} with noise multiplier {self.noise_multiplier:g}, clip "
             f"norm {self.l2_clip_norm:g} and expected batch size {self.expected_batch_size:g}. {self.sampler} "
+            f"Randomness: {self.noise}. "
             f"Not covered: {' '.join(self.not_covered)}"
         )
 
@@ -68,6 +75,7 @@ def privacy_statement(
     scenario: Scenario,
     *,
     reproducible: bool,
+    secure_noise: bool = False,
     unit: str = "one example",
     released: str = "The final model's parameters",
     also_not_covered: tuple[str, ...] = (),
@@ -91,5 +99,6 @@ def privacy_statement(
         released=released,
         not_covered=(*also_not_covered, *NOT_COVERED),
         reproducible=reproducible,
+        noise=SECURE_NOISE if secure_noise else FAST_NOISE,
         note=spent.note,
     )

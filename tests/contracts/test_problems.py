@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from noisecast import jax_model, linear_model
-from noisecast.problems.datasets import Dataset
+from noisecast import jax_model, linear_model, matrix_factorization
+from noisecast.problems.datasets import Dataset, Ratings, label_sets
 from noisecast.problems.linear import Labelled
 from noisecast.problems.rows import rows_from
 
@@ -23,9 +23,12 @@ def features(seed: int = 0, sparse: bool = False):
     return scipy.sparse.csr_array(wide) if sparse else wide
 
 
-def dataset(num_classes: int, sparse: bool = False) -> Dataset:
-    labels = np.random.default_rng(1).integers(0, num_classes, N).astype(np.int32)
+def dataset(num_classes: int, sparse: bool = False, sets: bool = False) -> Dataset:
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, num_classes, N).astype(np.int32)
     labels[:num_classes] = np.arange(num_classes)
+    if sets:  # none to all
+        labels = label_sets([np.flatnonzero(row) for row in rng.random((N, num_classes)) < rng.random((N, 1))])
     return Dataset("toy", features(sparse=sparse), labels, tuple(str(k) for k in range(num_classes)))
 
 
@@ -41,16 +44,18 @@ def jax_twin(num_classes: int, microbatch_size: int = 64):
     return jax_model(loss, start, (data.features, data.labels), microbatch_size=microbatch_size)
 
 
-def naive_gradients(num_classes: int, params: np.ndarray) -> np.ndarray:
+def naive_gradients(num_classes: int, params: np.ndarray, sets: bool = False) -> np.ndarray:
     """Per-example gradients of the linear model, in float64 and one by one; (N, d)."""
-    data = dataset(num_classes)
-    outputs = 1 if num_classes == 2 else num_classes
+    data = dataset(num_classes, sets=sets)
+    outputs = 1 if num_classes == 2 and not sets else num_classes
     weights = params.astype(np.float64).reshape(4 * P + 1, outputs)
     gradients = []
     for x, y in zip(np.asarray(data.features, np.float64), data.labels):
         augmented = np.append(x, 1.0)
         logits = augmented @ weights
-        if outputs == 1:
+        if sets:
+            residual = 1 / (1 + np.exp(-logits)) - np.isin(np.arange(outputs), y)
+        elif outputs == 1:
             residual = 1 / (1 + np.exp(-logits)) - y
         else:
             residual = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum() - np.eye(outputs)[y]
@@ -68,6 +73,7 @@ class Case:
     name: str
     num_classes: int
     sparse: bool
+    sets: bool = False
 
 
 CASES = [
@@ -75,28 +81,64 @@ CASES = [
     Case("logistic-sparse", 2, True),
     Case("softmax", 5, False),
     Case("softmax-sparse", 5, True),
+    Case("multi-label", 5, False, sets=True),
+    Case("multi-label-sparse", 5, True, sets=True),
+    Case("two-labels", 2, True, sets=True),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("l2_clip_norm", [0.3, 1.0, 100.0])
 def test_clipped_sum_is_the_sum_of_clipped_gradients(case, l2_clip_norm):
-    problem = linear_model(dataset(case.num_classes, case.sparse))
+    problem = linear_model(dataset(case.num_classes, case.sparse, case.sets))
     params = np.random.default_rng(2).normal(size=problem.num_params).astype(np.float32)
     rows, mask = np.arange(WIDTH) * 2 % N, np.arange(WIDTH) < 11
-    clipped = naive_clipped(naive_gradients(case.num_classes, params), l2_clip_norm)
+    clipped = naive_clipped(naive_gradients(case.num_classes, params, case.sets), l2_clip_norm)
     got = problem.clipped_sum(jnp.asarray(params), problem.examples(rows, mask), l2_clip_norm)
     np.testing.assert_allclose(got, clipped[rows[mask]].sum(axis=0), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_moments_are_those_of_the_clipped_gradients(case):
-    problem = linear_model(dataset(case.num_classes, case.sparse))
+    problem = linear_model(dataset(case.num_classes, case.sparse, case.sets))
     params = np.random.default_rng(3).normal(size=problem.num_params).astype(np.float32)
-    clipped = naive_clipped(naive_gradients(case.num_classes, params), 0.8)
+    clipped = naive_clipped(naive_gradients(case.num_classes, params, case.sets), 0.8)
     mean, second = problem.clipped_gradient_moments(jnp.asarray(params), 0.8)
     np.testing.assert_allclose(mean, clipped.mean(axis=0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(second, (clipped**2).mean(axis=0), rtol=1e-4, atol=1e-7)
+
+
+def factorization(**settings):
+    rng = np.random.default_rng(8)
+    ratings = Ratings(rng.integers(0, 5, N), rng.integers(0, 6, N), rng.integers(1, 6, N), num_users=5, num_items=6)
+    problem = matrix_factorization(ratings, dim=3, public_init_seed=0, init_std=0.8, **settings)
+    params = np.asarray(problem.initial_params(), np.float64).reshape(11, 3)
+    gradients = np.zeros((N, 11, 3))
+    for i, (user, item, rating) in enumerate(zip(ratings.user, ratings.item, ratings.rating)):
+        slope = (params[user] @ params[5 + item] - (rating - 3.0)) * (1 if problem.error_weight == 0.5 else 2)
+        gradients[i, user], gradients[i, 5 + item] = slope * params[5 + item], slope * params[user]
+    return problem, gradients.reshape(N, -1)
+
+
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("l2_clip_norm", [0.3, 1.5, 100.0])
+def test_a_factorisation_sums_and_weighs_its_clipped_gradients(half, l2_clip_norm):
+    problem, gradients = factorization(half=half)
+    clipped, params = naive_clipped(gradients, l2_clip_norm), problem.initial_params()
+    rows, mask = np.arange(WIDTH) * 2 % N, np.arange(WIDTH) < 11
+    got = problem.clipped_sum(params, problem.examples(rows, mask), l2_clip_norm)
+    np.testing.assert_allclose(got, clipped[rows[mask]].sum(axis=0), rtol=2e-5, atol=2e-6 * l2_clip_norm)
+    mean, second = problem.clipped_gradient_moments(params, l2_clip_norm)
+    np.testing.assert_allclose(mean, clipped.mean(axis=0), rtol=1e-4, atol=1e-6 * l2_clip_norm)
+    np.testing.assert_allclose(second, (clipped**2).mean(axis=0), rtol=1e-4, atol=1e-7)
+    weights = np.random.default_rng(9).normal(size=N).astype(np.float32)
+    weighted = problem.weighted_clipped_sum(params, jnp.asarray(weights), l2_clip_norm)
+    np.testing.assert_allclose(weighted, weights @ clipped, rtol=1e-4, atol=1e-5 * l2_clip_norm)
+    metrics, norms = problem.evaluate(params, l2_clip_norm), np.linalg.norm(gradients, axis=1)
+    np.testing.assert_allclose(metrics["gradient_norm"], np.linalg.norm(gradients.mean(axis=0)), rtol=1e-5)
+    np.testing.assert_allclose(metrics["clip_fraction"], (norms > l2_clip_norm).mean())
+    nobody = problem.examples(jnp.zeros(8, int), jnp.zeros(8, bool))
+    assert not problem.clipped_sum(params, nobody, l2_clip_norm).any()
 
 
 @pytest.mark.parametrize("microbatch_size", [1, 5, 16, 64])

@@ -1,4 +1,4 @@
-"""Private training of a linear model, written out plainly: the definition that every engine must have the law of.
+"""Private training of small models, written out plainly: the definition that every engine must have the law of.
 
 One step of one run, k = 0, 1, ...:
 
@@ -24,7 +24,10 @@ Sampler = Callable[[np.random.Generator, int], Iterator[Draw]]
 
 @dataclass(frozen=True)
 class Model:
-    """Logistic (one output) or softmax regression; inputs (n, p + 1) end in a 1 for the bias, labels (n,)."""
+    """Logistic (one output) or softmax regression; inputs (n, p + 1) end in a 1 for the bias, labels (n,).
+
+    Labels (n, k), padded with -1, are sets: each output is a logistic regression of its own, and the loss is their sum.
+    """
 
     inputs: np.ndarray
     labels: np.ndarray
@@ -39,19 +42,75 @@ class Model:
         """The gradient of each example's loss: (runs, width, d) for examples (runs, width)."""
         inputs, labels = self.inputs[examples], self.labels[examples]
         z = self.logits(params, inputs)
-        if self.num_outputs == 1:
+        if self.labels.ndim == 2:
+            residuals = 1 / (1 + np.exp(-z)) - self.answers()[examples]
+        elif self.num_outputs == 1:
             residuals = 1 / (1 + np.exp(-z)) - labels[:, :, None]
         else:
             residuals = softmax(z) - np.eye(self.num_outputs)[labels]
         outer = np.einsum("rbf,rbm->rbfm", inputs, residuals)
         return outer.reshape(*examples.shape, -1)
 
+    def answers(self) -> np.ndarray:
+        """1 where an example has the label; (n, outputs)."""
+        return (self.labels[:, :, None] == np.arange(self.num_outputs)).any(axis=1).astype(float)
+
     def loss(self, params: np.ndarray) -> np.ndarray:
         """Mean loss over all examples: (runs,)."""
         z = self.logits(params, self.inputs)
+        if self.labels.ndim == 2:
+            return np.logaddexp(0, np.where(self.answers() == 1, -z, z)).sum(axis=2).mean(axis=1)
         if self.num_outputs == 1:
             return np.logaddexp(0, np.where(self.labels[:, None] == 1, -z, z)).mean(axis=(1, 2))
         return -np.log(softmax(z)[:, np.arange(len(self.labels)), self.labels]).mean(axis=1)
+
+    @property
+    def start(self) -> np.ndarray:
+        """Parameters before the first step; (d,)."""
+        return np.zeros(self.inputs.shape[1] * self.num_outputs)
+
+    @property
+    def touched(self) -> np.ndarray:
+        """Which rows of the parameters each example's gradient is in; (n, rows)."""
+        return self.inputs != 0
+
+
+@dataclass(frozen=True)
+class Factorization:
+    """Ratings as <x_user, x_item> + center, loss e^2 / 2; a row of `num_outputs` numbers a user, then an item.
+
+    users, items: rows of the parameters; labels: rating - center; (n,) each. start: (d,).
+    """
+
+    users: np.ndarray
+    items: np.ndarray
+    labels: np.ndarray
+    num_outputs: int
+    start: np.ndarray
+
+    def gradients(self, params: np.ndarray, examples: np.ndarray) -> np.ndarray:
+        """The gradient of each example's loss: (runs, width, d) for examples (runs, width)."""
+        runs, width = examples.shape
+        users, items = self.users[examples], self.items[examples]
+        table = params.reshape(runs, -1, self.num_outputs)
+        run, place = np.arange(runs)[:, None], np.arange(width)[None]
+        x_user, x_item = table[run, users], table[run, items]  # (runs, width, num_outputs)
+        errors = (x_user * x_item).sum(axis=2) - self.labels[examples]
+        gradients = np.zeros((runs, width, *table.shape[1:]))
+        gradients[run, place, users] = errors[:, :, None] * x_item
+        gradients[run, place, items] = errors[:, :, None] * x_user
+        return gradients.reshape(runs, width, -1)
+
+    def loss(self, params: np.ndarray) -> np.ndarray:
+        """Mean loss over all examples: (runs,)."""
+        table = params.reshape(len(params), -1, self.num_outputs)
+        predicted = np.einsum("rne,rne->rn", table[:, self.users], table[:, self.items])
+        return np.square(predicted - self.labels).mean(axis=1) / 2
+
+    @property
+    def touched(self) -> np.ndarray:
+        rows = np.arange(len(self.start) // self.num_outputs)
+        return (self.users[:, None] == rows) | (self.items[:, None] == rows)
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
@@ -62,7 +121,7 @@ def softmax(z: np.ndarray) -> np.ndarray:
 def clip(gradients: np.ndarray, l2_clip_norm: float) -> np.ndarray:
     """g min(1, C / |g|), over the last axis."""
     norms = np.linalg.norm(gradients, axis=-1, keepdims=True)
-    return gradients * np.minimum(1, l2_clip_norm / norms)
+    return gradients * np.minimum(1, l2_clip_norm / np.maximum(norms, np.finfo(float).tiny))
 
 
 # --- Samplers: NumPy's own ways to draw, not the library's ------------------------------------------------------------
@@ -130,7 +189,7 @@ def dp_adam(g: np.ndarray, memory: Any, step: int, b1=0.9, b2=0.999, eps=1e-8) -
 
 
 def train(
-    model: Model,
+    model: Model | Factorization,
     direction: Callable[..., tuple[np.ndarray, Any]],
     sampler: Sampler,
     *,
@@ -143,12 +202,12 @@ def train(
     rng: np.random.Generator,
     quiet_steps: tuple[int, ...] = (),
 ) -> np.ndarray:
-    """Parameters after `num_steps`, from zero: (runs, d). noise_std is z C.
+    """Parameters after `num_steps`, from `model.start`: (runs, d). noise_std is z C.
 
     Two arguments make wrong trainers, for negative controls: `batch_size=None` divides by the drawn size, and
     `quiet_steps` have no noise.
     """
-    params = np.zeros((runs, model.inputs.shape[1] * model.num_outputs))
+    params = np.tile(model.start, (runs, 1))
     memory = None
     for step, (examples, there) in zip(range(num_steps), sampler(rng, runs)):
         clipped = clip(model.gradients(params, examples), l2_clip_norm)

@@ -47,7 +47,9 @@ def test_numbers_are_box_mullers_of_those_words(size):
 @pytest.mark.parametrize("scale, passes", [(1.0, True), (0.99, False), (1.01, False)])
 def test_noise_has_the_promised_scale(noise_std, scale, passes):
     zero = np.zeros((1000, 1000), np.float32)
-    drawn = scale * np.asarray(private_mean(zero, KEY, 3, noise_std=noise_std, expected_batch_size=4), float)
+    drawn = scale * np.asarray(
+        private_mean(zero, standard_normal(KEY, 3, zero.shape), noise_std=noise_std, expected_batch_size=4), float
+    )
     statistic = np.sum((drawn / (noise_std / 4)) ** 2)
     p = 2 * min(stats.chi2.sf(statistic, drawn.size), stats.chi2.cdf(statistic, drawn.size))
     assert (p > 1e-6) == passes
@@ -81,15 +83,20 @@ def test_other_variates_of_a_step_have_a_key_of_their_own():
 
 
 def test_an_empty_batch_is_noised_all_the_same():
-    zero = private_mean(np.zeros(1000, np.float32), KEY, 0, noise_std=2.0, expected_batch_size=4)
+    normals = standard_normal(KEY, 0, (1000,))
+    zero = private_mean(np.zeros(1000, np.float32), normals, noise_std=2.0, expected_batch_size=4)
     assert np.std(zero) == pytest.approx(0.5, rel=0.1)
-    full = private_mean(np.full(1000, 8, np.float32), KEY, 0, noise_std=2.0, expected_batch_size=4)
+    full = private_mean(np.full(1000, 8, np.float32), normals, noise_std=2.0, expected_batch_size=4)
     np.testing.assert_allclose(np.asarray(full) - np.asarray(zero), 2.0, rtol=1e-5)
 
 
 def test_private_mean_is_pure_traceable_and_keeps_its_dtype():
     total = np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3)
-    mean = jax.jit(lambda std, b, step: private_mean(total, KEY, step, noise_std=std, expected_batch_size=b))
+
+    @jax.jit
+    def mean(std, b, step):
+        return private_mean(total, standard_normal(KEY, step, (2, 3)), noise_std=std, expected_batch_size=b)
+
     first = mean(0.5, 4.0, 7)
     assert first.shape == (2, 3) and first.dtype == np.float32
     np.testing.assert_allclose(first, mean(0.5, 4.0, 7), rtol=0)

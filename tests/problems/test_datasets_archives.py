@@ -17,12 +17,12 @@ from noisecast.problems.datasets import (
     TaggedTexts,
     TextEncoder,
     data_folder,
+    every_tag,
     first_tag,
     forum500,
     imdb,
     imdb_texts,
     movielens,
-    multi_hot,
     read_tagged_texts,
     stackoverflow,
 )
@@ -271,9 +271,9 @@ def test_single_and_multiple_labels_of_tags():
     assert names == ("c", "perl", "sql"), "two each: ties go by the alphabet"
     rows, labels = first_tag(data, ("c", "sql"))
     assert rows.tolist() == [0, 2, 3] and labels.tolist() == [0, 1, 0]
-    assert multi_hot(data, names).tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 1], [1, 1, 0]]
-    assert multi_hot(data, ("perl",)).sum(axis=0).tolist() == [2]
-    assert multi_hot(data, ()).shape == (4, 0)
+    assert every_tag(data, names).tolist() == [[0, 2], [1, -1], [2, -1], [0, 1]]
+    assert every_tag(data, ("perl",)).tolist() == [[-1], [0], [-1], [0]]
+    assert every_tag(data, ()).tolist() == [[-1]] * 4
 
 
 def test_titles_without_a_top_tag_are_left_out(tmp_path):

@@ -42,8 +42,8 @@ COMMANDS = {
 for _name, _help in COMMANDS.items():
     app.command(f"noisecast.cli.{_name}:{_name}", name=_name, help=_help)
 
-# Top-level modules of the extra [train].
-_EXTRA = ("jax", "numba", "sklearn", "matplotlib")
+# Top-level modules of the extras, and which one brings them.
+_EXTRAS = {"jax": "train", "numba": "train", "sklearn": "train", "matplotlib": "train", "randomgen": "secure"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         missing = _missing_extra(error)
         if missing is None:
             raise
-        return _complain(f"This command needs {missing}; run pip install 'noisecast[train]'.")
+        return _complain(f"This command needs {missing}; run pip install 'noisecast[{_EXTRAS[missing]}]'.")
     except ValueError as error:
         return _complain(str(error))
     except KeyboardInterrupt as interruption:
@@ -126,9 +126,9 @@ def _os_sentence(error: OSError) -> str:
 
 
 def _missing_extra(error: BaseException | None) -> str | None:
-    """The module of the extra [train] whose absence is behind an ImportError."""
+    """The module of an extra whose absence is behind an ImportError."""
     while error is not None:
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in _EXTRA:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in _EXTRAS:
             return (error.name or "").split(".")[0]
         error = error.__cause__
     return None

@@ -13,24 +13,25 @@ class PublicScale:
     """What is known of a linear model's loss without looking at a row.
 
     Args:
-      num_classes: >= 2.   num_params: d.
+      initial_loss: f_0, the loss of parameters that are zero.   num_params: d.
+      logit_curvature: bounds on the loss's Hessian in the logits: its largest eigenvalue, its trace.
       squared_feature_norm: R^2, a bound on |x|^2 (or, where there is none, a guess).
     """
 
-    num_classes: int
+    initial_loss: float
     num_params: int
+    logit_curvature: tuple[float, float]
     squared_feature_norm: float
 
     @property
-    def initial_loss(self) -> float:
-        """f_0 = ln(number of classes), the loss of parameters that are zero."""
-        return math.log(self.num_classes)
+    def max_hessian(self) -> float:
+        """max h <= largest eigenvalue in the logits * (1 + R^2)."""
+        return self.logit_curvature[0] * (1 + self.squared_feature_norm)
 
     @property
     def hessian_trace(self) -> float:
-        """Tr H <= p (1 + R^2): p = 1/4 for one logit, and 1 - 1/m = max(1 - sum_k p_k^2) for m of them."""
-        share = 0.25 if self.num_classes == 2 else 1 - 1 / self.num_classes
-        return share * (1 + self.squared_feature_norm)
+        """Tr H <= trace in the logits * (1 + R^2)."""
+        return self.logit_curvature[1] * (1 + self.squared_feature_norm)
 
 
 def starting_learning_rate(
@@ -43,7 +44,7 @@ def starting_learning_rate(
 
       mean of |grad f|^2 <= f_0 / (e T) + e S^2 Tr H / 2,   smallest at e = sqrt(2 f_0 / (Tr H T S^2)),
 
-    and e <= 1 / Tr H keeps it stable. S^2 = (C z / B)^2 + C^2 / (d B): privacy noise, and the batch noise of gradients
+    and e <= 1 / max h keeps it stable. S^2 = (C z / B)^2 + C^2 / (d B): privacy noise, and the batch noise of gradients
     as long as the clip norm. Another optimizer gets the rate at which its linearised step is as long.
 
     Returns: () > 0, two digits, in the units of that optimizer's learning rate.
@@ -51,7 +52,7 @@ def starting_learning_rate(
     >>> from noisecast.privacy.sampling import Poisson
     >>> from noisecast.theory.dp_sgd import DP_SGD
     >>> mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Poisson.for_batch_size(64, 6400))
-    >>> 0 < starting_learning_rate(DP_SGD, PublicScale(2, 100, 1.0), mechanism, 1000) <= 2
+    >>> 0 < starting_learning_rate(DP_SGD, PublicScale(0.69, 100, (0.25, 0.25), 1.0), mechanism, 1000) <= 2
     True
     """
     clip, batch_size = mechanism.l2_clip_norm, mechanism.expected_batch_size
@@ -63,6 +64,6 @@ def starting_learning_rate(
         num_steps=num_steps,
         gradient_noise_std=noise_std,
     )
-    effective = min(float(effective), 1 / scale.hessian_trace)
+    effective = min(float(effective), 1 / scale.max_hessian)
     rate = effective / float(theory.effective_learning_rate(1.0, noise_std))
     return float(f"{rate:.2g}")  # two digits: nobody should read more into it

@@ -42,6 +42,13 @@ class FileOptions:
     """How the training file is read."""
 
     label: Annotated[str, Parameter(help="Column with the label.")] = "label"
+    label_separator: Annotated[
+        str | None,
+        Parameter(help="What stands between the labels of a row that has any number of them, as in php|sql."),
+    ] = None
+    label_names: Annotated[
+        Path | None, Parameter(help="Public names of the labels, one a line. Without it the file's own: those leak.")
+    ] = None
     text: Annotated[str | None, Parameter(help="Column with texts; the other columns are then ignored.")] = None
     features: Annotated[TextKind, Parameter(help="How a text becomes numbers.")] = "term-frequency"
     vocabulary: Annotated[
@@ -69,6 +76,8 @@ class FileOptions:
             raise ValueError(f"Expected --columns as names with commas between, a,b,c, got '{self.columns}'.")
         options = ReadOptions(
             label=self.label,
+            label_separator=self.label_separator,
+            label_names=self.label_names,
             text=self.text,
             columns=columns,
             text_kind=self.features,
@@ -82,8 +91,10 @@ class FileOptions:
         if self.test_fraction is not None:
             train, test = split_by_content(data, self.test_fraction)
             return data.rows(train), data.rows(test), encoder
-        test = None if self.test is None else load_test_file(self.test, encoder, data.label_names, label=self.label)
-        return data, test, encoder
+        if self.test is None:
+            return data, None, encoder
+        how = {"label": self.label, "label_separator": self.label_separator}
+        return data, load_test_file(self.test, encoder, data.label_names, **how), encoder
 
 
 @dataclass(frozen=True)
@@ -129,13 +140,19 @@ def train(
             converter=whole_number, help="Reproducible noise, therefore NO privacy: for experiments on public data."
         ),
     ] = None,
+    secure_noise: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Draw batches and noise by a cipher, ChaCha20: slower.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train a model privately on a file of your own.
 
-    A linear model: logistic regression for two classes, softmax regression for more.
+    A linear model: logistic regression for two classes, softmax regression for more; with --label-separator one
+    logistic output for each label, which a row may have or not have.
     """
     options.check()
+    if secure_noise:
+        import randomgen  # noqa: F401  (its absence is better known before the file is read)
     _check_places(output, resume)
     checkpoint = _checkpoint_of(output)
     plan = _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_norm, target_delta, num_examples)
@@ -147,10 +164,17 @@ def train(
             model = run(
                 plan.scenario,
                 insecure_seed=insecure_seed,
+                secure_noise=secure_noise,
                 checkpoint=checkpoint,
                 resume=resume,
                 watch=watch,
-                save=lambda model: save_model(output, model, encoder=plan.encoder, label_names=plan.train.label_names),
+                save=lambda model: save_model(
+                    output,
+                    model,
+                    encoder=plan.encoder,
+                    label_names=plan.train.label_names,
+                    label_separator=files.label_separator,
+                ),
                 unit="one example (a row of the training file)",
                 also_not_covered=plan.not_covered,
             )
@@ -198,7 +222,8 @@ def _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_no
     origin, warnings = "as given", warnings_for(mechanism, target_delta=delta)
     if learning_rate is None:
         squared_norm, guess = _squared_feature_norm(encoder)
-        scale = PublicScale(train.num_classes, problem.num_params, squared_norm)
+        m, likelihood = problem.num_outputs, problem.likelihood
+        scale = PublicScale(likelihood.initial_loss(m), problem.num_params, likelihood.curvature(m), squared_norm)
         learning_rate = starting_learning_rate(kind(learning_rate=1.0).theory, scale, mechanism, num_steps)
         origin = "a starting value from public numbers, not tuned"
         warnings += [guess] if guess else []
@@ -209,7 +234,9 @@ def _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_no
         num_steps=num_steps,
         target_delta=delta,
     )
-    not_covered = _not_covered(train, encoder, declared_by_user=num_examples is not None)
+    not_covered = _not_covered(
+        train, encoder, public_size=num_examples is not None, public_labels=files.label_names is not None
+    )
     return Plan(scenario, train, test, encoder, origin, not_covered, tuple(warnings))
 
 
@@ -240,9 +267,11 @@ def _squared_feature_norm(encoder: Encoder) -> tuple[float, str | None]:
     )
 
 
-def _not_covered(train: Dataset, encoder: Encoder, *, declared_by_user: bool) -> tuple[str, ...]:
-    sentences = [f"The names of the {train.num_classes} labels, which were read from the training file."]
-    if not declared_by_user:
+def _not_covered(train: Dataset, encoder: Encoder, *, public_size: bool, public_labels: bool) -> tuple[str, ...]:
+    sentences = []
+    if not public_labels:
+        sentences.append(f"The names of the {train.num_classes} labels, which were read from the training file.")
+    if not public_size:
         sentences.insert(0, f"The number of rows, {train.num_examples:,}, which was treated as public.")
     if isinstance(encoder, MatrixEncoder):
         sentences.insert(0, f"The number of features, {train.num_features:,}, where it was read off the training file.")
@@ -261,7 +290,7 @@ def _what_will_run(plan: Plan):
     rows = [
         ("examples", examples),
         (
-            "features, classes",
+            f"features, {'labels' if train.has_label_sets else 'classes'}",
             f"{train.num_features:,}, {train.num_classes}  ({scenario.problem.num_params:,} parameters)",
         ),
         ("optimizer", scenario.optimizer.name),

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from noisecast.engines import dense, row_sparse
+from noisecast.engines import dense, row_sparse, simulate
 from noisecast.privacy.noise import RandomRoot
 from noisecast.scenario import Scenario
 
 # Fastest first: the first that supports a scenario computes it.
-_ENGINES: tuple[tuple[ModuleType, Any], ...] = ((row_sparse, row_sparse.RowSparseRun), (dense, dense.DenseRun))
+_ENGINES: tuple[tuple[ModuleType, Any], ...] = (
+    (row_sparse, row_sparse.RowSparseRun),
+    (simulate, simulate.SimulatedRun),
+    (dense, dense.DenseRun),
+)
 
 
 def start(scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot) -> Any:

@@ -15,11 +15,14 @@ Untouched rows only move by noise, so their moves are postponed: `last[row]` cou
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from numba.extending import overload
 
+from noisecast.engines._prefetch import prefetch
+from noisecast.privacy import secure_noise
 from noisecast.privacy.counter_noise import (
     COIN,
     FLUSH_NOISE,
@@ -34,21 +37,28 @@ from noisecast.privacy.counter_noise import (
 f32, u32 = np.float32, np.uint32
 
 # What float rounding is allowed: contraction and signs of zero, never "no infinities": clipping tests for them.
-FAST = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True, "cache": True}
+FAST: Any = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True, "cache": True}
+FAST_INSIDE: Any = {option: FAST[option] for option in ("fastmath", "error_model", "nogil")}
+# Sums in whatever order, so that they run along vectors.
+ANY_ORDER: Any = FAST | {"fastmath": {*FAST["fastmath"], "reassoc"}}
 FEW_LANES = 8
 # Rows whose noise is drawn at once: it stays in the first-level cache, and the loop along it is long enough.
 TILE, TILE_OF_FEW_LANES = 64, 1024
+BLOCKS = 16  # of counters that lie side by side: four words each make the noise of 64 rows, what a tile is made of
+LINE = 16  # numbers of 32 bits in a line of the cache
 NEAR_TIE = f32(1e-6)  # float32 cannot decide a coin that lands this near its threshold
+LOGISTIC, SOFTMAX, MULTI_LABEL = 0, 1, 2  # values of Examples.likelihood
 
 
 class Examples(NamedTuple):
-    """CSR rows with their labels; norms are sqrt(|x|^2 + 1), rounded up."""
+    """CSR rows with their labels (n, most labels of a row; -1: none); norms are sqrt(|x|^2 + 1), rounded up."""
 
     indptr: np.ndarray
     indices: np.ndarray
     values: np.ndarray
     labels: np.ndarray
     norms: np.ndarray
+    likelihood: int
 
 
 class Lanes(NamedTuple):
@@ -56,6 +66,7 @@ class Lanes(NamedTuple):
 
     clip: np.ndarray  # C
     noise_std: np.ndarray  # z C
+    per_noise_std: np.ndarray  # 1 / (z C)
     learning_rate: np.ndarray  # eta
     step_size: np.ndarray  # eta / B
     step_noise: np.ndarray  # eta z C / B
@@ -70,33 +81,76 @@ class Scratch(NamedTuple):
     """Working memory of one group."""
 
     stamp: np.ndarray  # (rows,) int32, step + 1 at which a row was last numbered
-    slot: np.ndarray  # (rows,) its number
-    touched: np.ndarray  # (rows,) rows by number
+    slot: np.ndarray  # (rows,) its number; at first its own, for steps that number no rows
+    touched: np.ndarray  # (rows + 1,) rows by number
+    due: np.ndarray  # (rows + 1,) those of them that lack steps
     coefficients: np.ndarray  # (width, lanes) logits, then clipped residuals
     gradient: np.ndarray  # (rows, lanes) clipped sums of the touched rows, by number
     normals: np.ndarray  # (tile, lanes) float32
     words: np.ndarray  # (tile, lanes) uint32
-    normal_column: np.ndarray  # (4, tile / 4) float32, where lanes are few
-    word_column: np.ndarray  # (4, tile / 4) uint32
+    normal_column: np.ndarray  # (64,) float32, where lanes are few
+    word_column: np.ndarray  # (64,) uint32
     every_row: np.ndarray  # (rows,) 0, 1, 2, ...
+    cipher_start: np.ndarray  # (16, tile / 16 * lanes) states of the cipher, or none: (16, 0) for the fast generator
+    cipher_words: np.ndarray  # (16, tile / 16 * lanes)
 
 
 # --- Pieces of a step -------------------------------------------------------------------------------------------------
 
 
 @numba.njit(**FAST)
-def _touch(examples, batch, step, scratch):
+def _touch_features(examples, batch, step, scratch):
     """Number the distinct rows of a batch; the bias is row number 0. Returns how many."""
-    bias = len(scratch.stamp) - 1
-    scratch.stamp[bias], scratch.slot[bias], scratch.touched[0] = step + 1, 0, bias
-    count = 1
+    stamp, slot, touched = scratch.stamp, scratch.slot, scratch.touched
+    bias, now = len(stamp) - 1, np.int32(step + 1)
+    stamp[bias], touched[0] = now, bias
+    count = u32(1)
     for example in batch:
         for entry in range(examples.indptr[example], examples.indptr[example + 1]):
             row = examples.indices[entry]
-            if scratch.stamp[row] != step + 1:
-                scratch.stamp[row], scratch.slot[row], scratch.touched[count] = step + 1, count, row
-                count += 1
-    return count
+            # No branch: whether a row is new is a coin toss, and a wrong guess costs more than the two stores.
+            touched[count] = row
+            count = u32(count + u32(stamp[row] != now))
+            stamp[row] = now
+    for number in range(count):
+        slot[touched[number]] = number
+    return np.int64(count)
+
+
+@numba.njit(**FAST)
+def _fetch_features(examples, batch):
+    """Rows of a data set are far apart in memory, and nothing else would ask for them in time."""
+    for example in batch:
+        for entry in range(examples.indptr[example], examples.indptr[example + 1], LINE):
+            prefetch(examples.indices, entry)
+            prefetch(examples.values, entry)
+
+
+@numba.njit(**FAST)
+def _fetch_rows(weights, rows, first, count):
+    """Rows number first, first + 1, ..., while their noise is being drawn."""
+    flat, lanes = weights.reshape(-1), weights.shape[1]
+    for number in range(first, first + count):
+        begin = np.int64(rows[number]) * lanes
+        for at in range(begin, begin + lanes, LINE):
+            prefetch(flat, at)
+
+
+@numba.njit(**FAST)
+def _dot(indices, values, begin, end, column):
+    """Four sums at once: one would wait for each addition, and gathers along vectors are slower than loads."""
+    a, b, c, d = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+    entry = begin
+    while entry + 4 <= end:
+        a += values[entry] * column[indices[entry]]
+        b += values[entry + 1] * column[indices[entry + 1]]
+        c += values[entry + 2] * column[indices[entry + 2]]
+        d += values[entry + 3] * column[indices[entry + 3]]
+        entry += 4
+    while entry < end:
+        a += values[entry] * column[indices[entry]]
+        entry += 1
+    return (a + b) + (c + d)
 
 
 @numba.njit(**FAST)
@@ -105,11 +159,8 @@ def _logits(weights, examples, batch, out):
     bias = weights.shape[0] - 1
     for b in range(len(batch)):
         begin, end = examples.indptr[batch[b]], examples.indptr[batch[b] + 1]
-        if lanes == 1:  # a sum in a register
-            total = weights[bias, 0]
-            for entry in range(begin, end):
-                total += examples.values[entry] * weights[examples.indices[entry], 0]
-            out[b, 0] = total
+        if lanes == 1:  # a sum in registers
+            out[b, 0] = weights[bias, 0] + _dot(examples.indices, examples.values, begin, end, weights.reshape(-1))
             continue
         for lane in range(lanes):
             out[b, lane] = weights[bias, lane]
@@ -123,7 +174,7 @@ def _logits(weights, examples, batch, out):
 def _clip_logistic(examples, batch, lanes, out):
     """Logits to residuals sigma(z) - y, times their clip factors."""
     for b in range(len(batch)):
-        label, norm = f32(examples.labels[batch[b]]), examples.norms[batch[b]]
+        label, norm = f32(examples.labels[batch[b], 0]), examples.norms[batch[b]]
         for lane in range(out.shape[1]):
             residual = f32(1.0) / (f32(1.0) + exponential(-out[b, lane])) - label
             length = abs(residual) * norm
@@ -135,7 +186,7 @@ def _clip_logistic(examples, batch, lanes, out):
 def _clip_softmax(examples, batch, lanes, outputs, out):
     """Logits to residuals softmax(z) - onehot(y), times the clip factor of their run; `outputs` lanes a run."""
     for b in range(len(batch)):
-        label, norm = examples.labels[batch[b]], examples.norms[batch[b]]
+        label, norm = examples.labels[batch[b], 0], examples.norms[batch[b]]
         for first in range(0, out.shape[1], outputs):
             z = out[b, first : first + outputs]
             largest = z[0]
@@ -160,73 +211,155 @@ def _clip_softmax(examples, batch, lanes, outputs, out):
                 z[m] *= factor
 
 
+# The order of the sum is free, so that it runs along vectors; in float64, so that hundreds of outputs round nothing off
+# the norm that they are clipped by.
+@numba.njit(**ANY_ORDER)
+def _squared_length(z):
+    total = 0.0
+    for m in range(len(z)):
+        total += np.float64(z[m]) * np.float64(z[m])
+    return total
+
+
+@numba.njit(**FAST)
+def _to_residuals(z, labels):
+    """Logits of independent outputs to residuals sigma(z) - y, y = 1 for the labels."""
+    for m in range(len(z)):
+        z[m] = f32(1.0) / (f32(1.0) + exponential(-z[m]))
+    for label in labels:
+        if label >= 0:
+            z[label] -= f32(1.0)
+
+
+@numba.njit(**FAST)
+def _clip_multi_label(examples, batch, lanes, outputs, out):
+    """Logits to residuals, times one clip factor for all outputs of a run."""
+    for b in range(len(batch)):
+        labels, norm = examples.labels[batch[b]], examples.norms[batch[b]]
+        for first in range(0, out.shape[1], outputs):
+            z = out[b, first : first + outputs]
+            _to_residuals(z, labels)
+            length = f32(math.sqrt(_squared_length(z))) * norm
+            factor = min(f32(1.0), lanes.clip[first] / max(length, f32(1e-38)))
+            if not length < f32(3e38):
+                factor = f32(0.0)
+                z[:] = f32(0.0)
+            for m in range(outputs):
+                z[m] *= factor
+
+
 @numba.njit(**FAST)
 def _add_outer(target, at, first, examples, batch, coefficients):
-    """target[at[row]] += value * coefficients[b] over the entries of a batch, and target[first] for the bias."""
+    """target[at[row]] += value * coefficients[b] over the entries of a batch, and target[first] for the bias.
+
+    at: number of each row, or None where rows keep their own.
+    """
     lanes = target.shape[1]
     for b in range(len(batch)):
         begin, end = examples.indptr[batch[b]], examples.indptr[batch[b] + 1]
         if lanes == 1:
-            coefficient = coefficients[b, 0]
-            target[first, 0] += coefficient
+            column, coefficient = target.reshape(-1), coefficients[b, 0]
+            column[first] += coefficient
             for entry in range(begin, end):
-                target[at[examples.indices[entry]], 0] += examples.values[entry] * coefficient
+                row = examples.indices[entry]
+                column[row if at is None else at[row]] += examples.values[entry] * coefficient
             continue
         for lane in range(lanes):
             target[first, lane] += coefficients[b, lane]
         for entry in range(begin, end):
-            row, value = at[examples.indices[entry]], examples.values[entry]
+            row, value = examples.indices[entry], examples.values[entry]
+            to = row if at is None else at[row]
             for lane in range(lanes):
-                target[row, lane] += value * coefficients[b, lane]
+                target[to, lane] += value * coefficients[b, lane]
+
+
+@numba.njit(**FAST)
+def _encipher(block, blocks, step, purpose, scratch):
+    """scratch.cipher_words[w, b * lanes + lane]: word w of each lane's block number block + b, b < blocks."""
+    start, width = scratch.cipher_start, scratch.words.shape[1]
+    for b in range(blocks):
+        for i in range(b * width, (b + 1) * width):
+            start[12, i], start[14, i], start[15, i] = u32(block + b), step, purpose
+    secure_noise.chacha20(start, scratch.cipher_words, blocks * width)
+
+
+@numba.njit(**FAST)
+def _secure_word_tile(first, count, step, purpose, scratch):
+    """`_word_tile` from the cipher: row 16 b + w has word w of block b."""
+    width, blocks = scratch.words.shape[1], (count + secure_noise.WORDS - 1) // secure_noise.WORDS
+    _encipher(first // secure_noise.WORDS, blocks, step, purpose, scratch)
+    for row in range(blocks * secure_noise.WORDS):
+        b, w = row // secure_noise.WORDS, row % secure_noise.WORDS
+        scratch.words[row] = scratch.cipher_words[w, b * width : (b + 1) * width]
+
+
+@numba.njit(**FAST)
+def _secure_normal_tile(first, count, step, purpose, scratch):
+    _secure_word_tile(first, count, step, purpose, scratch)
+    for row in range(0, count, 2):
+        one, two = scratch.words[row], scratch.words[row + 1]
+        out_one, out_two = scratch.normals[row], scratch.normals[row + 1]
+        for lane in range(len(one)):
+            out_one[lane], out_two[lane] = normal_pair(one[lane], two[lane])
 
 
 @numba.njit(**FAST)
 def _normal_tile(first, count, lanes, step, purpose, scratch):
-    """scratch.normals[:count]: N(0, 1) of the rows number first, first + 1, ...; one block of counters serves four."""
+    """scratch.normals[:count]: N(0, 1) of the rows number first, first + 1, ...
+
+    Row 64 t + 16 w + i has word w of block 16 t + i, so that blocks of counters fill vectors along rows, too.
+    """
+    if scratch.cipher_start.shape[1]:
+        _secure_normal_tile(first, count, step, purpose, scratch)
+        return
     out, column = scratch.normals, scratch.normal_column
     lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
-    blocks, at = (count + 3) // 4, first // 4
-    if len(lane_of) >= FEW_LANES:  # the loop that vectorises is along lanes, else along rows
-        for block in range(blocks):
-            for lane in range(len(lane_of)):
-                a, b, c, d = threefry(
-                    lane_of[lane], u32(at + block), step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
-                )
-                out[4 * block, lane], out[4 * block + 1, lane] = normal_pair(a, b)
-                out[4 * block + 2, lane], out[4 * block + 3, lane] = normal_pair(c, d)
-        return
-    for lane in range(len(lane_of)):
-        own, w0, w1, w2, w3 = lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane]
-        for block in range(blocks):
-            a, b, c, d = threefry(own, u32(at + block), step, purpose, w0, w1, w2, w3)
-            column[0, block], column[1, block] = normal_pair(a, b)
-            column[2, block], column[3, block] = normal_pair(c, d)
-        for number in range(count):
-            out[number, lane] = column[number & 3, number >> 2]
+    for row in range(0, count, 4 * BLOCKS):
+        block = (first + row) // 4
+        if len(lane_of) >= FEW_LANES:  # the loop that vectorises is along lanes, else along rows
+            for i in range(min(BLOCKS, count - row)):
+                for lane in range(len(lane_of)):
+                    a, b, c, d = threefry(
+                        lane_of[lane], u32(block + i), step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
+                    )
+                    out[row + i, lane], out[row + BLOCKS + i, lane] = normal_pair(a, b)
+                    out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = normal_pair(c, d)
+            continue
+        for lane in range(len(lane_of)):
+            own, w0, w1, w2, w3 = lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane]
+            for i in range(BLOCKS):
+                a, b, c, d = threefry(own, u32(block + i), step, purpose, w0, w1, w2, w3)
+                column[i], column[BLOCKS + i] = normal_pair(a, b)
+                column[2 * BLOCKS + i], column[3 * BLOCKS + i] = normal_pair(c, d)
+            out[row : row + 4 * BLOCKS, lane] = column
 
 
 @numba.njit(**FAST)
 def _word_tile(first, count, lanes, step, purpose, scratch):
     """`_normal_tile`, of words of 32 bits: scratch.words[:count]."""
+    if scratch.cipher_start.shape[1]:
+        _secure_word_tile(first, count, step, purpose, scratch)
+        return
     out, column = scratch.words, scratch.word_column
     lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
-    blocks, at = (count + 3) // 4, first // 4
-    if len(lane_of) >= FEW_LANES:
-        for block in range(blocks):
-            for lane in range(len(lane_of)):
-                a, b, c, d = threefry(
-                    lane_of[lane], u32(at + block), step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
-                )
-                out[4 * block, lane], out[4 * block + 1, lane] = a, b
-                out[4 * block + 2, lane], out[4 * block + 3, lane] = c, d
-        return
-    for lane in range(len(lane_of)):
-        own, w0, w1, w2, w3 = lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane]
-        for block in range(blocks):
-            a, b, c, d = threefry(own, u32(at + block), step, purpose, w0, w1, w2, w3)
-            column[0, block], column[1, block], column[2, block], column[3, block] = a, b, c, d
-        for number in range(count):
-            out[number, lane] = column[number & 3, number >> 2]
+    for row in range(0, count, 4 * BLOCKS):
+        block = (first + row) // 4
+        if len(lane_of) >= FEW_LANES:
+            for i in range(min(BLOCKS, count - row)):
+                for lane in range(len(lane_of)):
+                    a, b, c, d = threefry(
+                        lane_of[lane], u32(block + i), step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
+                    )
+                    out[row + i, lane], out[row + BLOCKS + i, lane] = a, b
+                    out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = c, d
+            continue
+        for lane in range(len(lane_of)):
+            own, w0, w1, w2, w3 = lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane]
+            for i in range(BLOCKS):
+                a, b, c, d = threefry(own, u32(block + i), step, purpose, w0, w1, w2, w3)
+                column[i], column[BLOCKS + i] = a, b
+                column[2 * BLOCKS + i], column[3 * BLOCKS + i] = c, d
+            out[row : row + 4 * BLOCKS, lane] = column
 
 
 @numba.njit(inline="always")
@@ -247,8 +380,27 @@ def _first(word, count):
 
 
 @numba.njit(**FAST)
-def _more_coins(weights, row, skipped, lanes, number, step, purpose):
+def _more_secure_coins(weights, row, skipped, lanes, number, step, purpose, scratch):
+    """`_more_coins` from the cipher, 512 a block."""
+    left, block = skipped - 32, 1
+    while left > 0:
+        _encipher(number, 1, step, u32(purpose + MORE_BITS * u32(block)), scratch)
+        for lane in range(weights.shape[1]):
+            heads = u32(0)
+            for w in range(secure_noise.WORDS):
+                heads += _bits(_first(scratch.cipher_words[w, lane], left - 32 * w))
+            coins = min(left, 32 * secure_noise.WORDS)
+            weights[row, lane] += lanes.learning_rate[lane] * (f32(2.0) * f32(heads) - f32(coins))
+        left -= 32 * secure_noise.WORDS
+        block += 1
+
+
+@numba.njit(**FAST)
+def _more_coins(weights, row, skipped, lanes, number, step, purpose, scratch):
     """The coins beyond the first 32, 128 a block of counters."""
+    if scratch.cipher_start.shape[1]:
+        _more_secure_coins(weights, row, skipped, lanes, number, step, purpose, scratch)
+        return
     left, block = skipped - 32, 1
     while left > 0:
         for lane in range(weights.shape[1]):
@@ -267,10 +419,96 @@ def _more_coins(weights, row, skipped, lanes, number, step, purpose):
 def _residuals(weights, examples, batch, lanes, outputs, scratch):
     """Clipped residuals of the batch into scratch.coefficients."""
     _logits(weights, examples, batch, scratch.coefficients)
-    if outputs == 1:
+    if examples.likelihood == LOGISTIC:
         _clip_logistic(examples, batch, lanes, scratch.coefficients)
-    else:
+    elif examples.likelihood == SOFTMAX:
         _clip_softmax(examples, batch, lanes, outputs, scratch.coefficients)
+    else:
+        _clip_multi_label(examples, batch, lanes, outputs, scratch.coefficients)
+
+
+@numba.njit(**FAST)
+def _clipped_sum_of_features(weights, examples, batch, count, lanes, outputs, scratch):
+    _residuals(weights, examples, batch, lanes, outputs, scratch)
+    scratch.gradient[:count] = f32(0.0)
+    bias = scratch.slot[weights.shape[0] - 1]
+    _add_outer(scratch.gradient, scratch.slot, bias, examples, batch, scratch.coefficients)
+
+
+@numba.njit(**FAST)
+def _descend_features(weights, examples, batch, count, lanes, outputs, scratch):
+    """Straight into the weights: the gradient is made of residuals and values, so nothing reads what it moves."""
+    _residuals(weights, examples, batch, lanes, outputs, scratch)
+    coefficients = scratch.coefficients
+    for b in range(len(batch)):
+        for lane in range(weights.shape[1]):
+            coefficients[b, lane] *= -lanes.step_size[lane]
+    _add_outer(weights, None, weights.shape[0] - 1, examples, batch, coefficients)
+
+
+# --- The seam: what a kind of model brings; all else is about noise and shared ----------------------------------------
+
+
+def touch(examples, batch, step, scratch):
+    """Number the distinct rows of a batch in scratch.touched, .slot and .stamp; returns how many they are."""
+    raise NotImplementedError("compiled code only")
+
+
+def clipped_sum(weights, examples, batch, count, lanes, columns, scratch):
+    """scratch.gradient[:count]: the batch's sum of clipped gradients, by number of the row."""
+    raise NotImplementedError("compiled code only")
+
+
+def descend(weights, examples, batch, count, lanes, columns, scratch):
+    """weights -= (eta / B) * that sum, however is fastest."""
+    raise NotImplementedError("compiled code only")
+
+
+def fetch(examples, batch):
+    """Start to load a batch from memory, for the next step."""
+    raise NotImplementedError("compiled code only")
+
+
+def bring(examples_type, touch_rows, clipped_sum_of, descend_along, fetch_batch):
+    """Let compiled steps of examples of this named tuple use these four; chosen when they are compiled."""
+
+    def is_mine(examples):
+        return getattr(examples, "instance_class", None) is examples_type
+
+    @overload(touch, jit_options=FAST_INSIDE)
+    def _(examples, batch, step, scratch):
+        if is_mine(examples):
+            return lambda examples, batch, step, scratch: touch_rows(examples, batch, step, scratch)
+
+    @overload(clipped_sum, jit_options=FAST_INSIDE)
+    def _(weights, examples, batch, count, lanes, columns, scratch):
+        if is_mine(examples):
+            return lambda weights, examples, batch, count, lanes, columns, scratch: clipped_sum_of(
+                weights, examples, batch, count, lanes, columns, scratch
+            )
+
+    @overload(descend, jit_options=FAST_INSIDE)
+    def _(weights, examples, batch, count, lanes, columns, scratch):
+        if is_mine(examples):
+            return lambda weights, examples, batch, count, lanes, columns, scratch: descend_along(
+                weights, examples, batch, count, lanes, columns, scratch
+            )
+
+    @overload(fetch, jit_options=FAST_INSIDE)
+    def _(examples, batch):
+        if is_mine(examples):
+            return lambda examples, batch: fetch_batch(examples, batch)
+
+
+bring(Examples, _touch_features, _clipped_sum_of_features, _descend_features, _fetch_features)
+
+
+@numba.njit(**FAST)
+def _batch_of(batches, sizes, k, examples):
+    """Batch number k, while the next one is on its way from memory."""
+    if k + 1 < len(sizes):
+        fetch(examples, batches[k + 1, : sizes[k + 1]])
+    return batches[k, : sizes[k]]
 
 
 # --- DP-SGD -----------------------------------------------------------------------------------------------------------
@@ -283,12 +521,13 @@ def _catch_up_sgd(weights, last, rows, count, lanes, step, purpose, scratch):
     tile = len(normals)
     for first in range(0, count, tile):
         size = min(tile, count - first)
+        _fetch_rows(weights, rows, first, size)
         _normal_tile(first, size, lanes, u32(step), purpose, scratch)
         if weights.shape[1] == 1:
-            scale = lanes.step_noise[0]
+            column, moves, scale = weights.reshape(-1), normals.reshape(-1), lanes.step_noise[0]
             for number in range(size):
                 row = rows[first + number]
-                weights[row, 0] += f32(math.sqrt(f32(step - last[row]))) * scale * normals[number, 0]
+                column[row] += f32(math.sqrt(f32(step - last[row]))) * scale * moves[number]
                 last[row] = step
             continue
         for number in range(size):
@@ -300,19 +539,13 @@ def _catch_up_sgd(weights, last, rows, count, lanes, step, purpose, scratch):
 
 
 @numba.njit(**FAST)
-def sgd_steps(weights, last, examples, batches, sizes, lanes, outputs, begin, scratch):
+def sgd_steps(weights, last, examples, batches, sizes, lanes, columns, begin, scratch):
     """DP-SGD. A touched row's own noise of this step is postponed too: it is the same Gaussian as the skipped ones."""
-    bias = weights.shape[0] - 1
     for k in range(begin, begin + len(sizes)):
-        batch = batches[k - begin, : sizes[k - begin]]
-        count = _touch(examples, batch, k, scratch)
+        batch = _batch_of(batches, sizes, k - begin, examples)
+        count = touch(examples, batch, k, scratch)
         _catch_up_sgd(weights, last, scratch.touched, count, lanes, k, STEP_NOISE, scratch)
-        _residuals(weights, examples, batch, lanes, outputs, scratch)
-        coefficients = scratch.coefficients
-        for b in range(len(batch)):
-            for lane in range(weights.shape[1]):
-                coefficients[b, lane] *= -lanes.step_size[lane]
-        _add_outer(weights, scratch.every_row, bias, examples, batch, coefficients)
+        descend(weights, examples, batch, count, lanes, columns, scratch)
 
 
 @numba.njit(**FAST)
@@ -327,24 +560,26 @@ def flush_sgd(weights, last, lanes, step, scratch):
 @numba.njit(**FAST)
 def _catch_up_sign(weights, last, rows, count, lanes, step, purpose, scratch):
     """k skipped steps are k fair coins of +- eta: eta (2 Binomial(k, 1/2) - k), one bit a coin."""
-    words = scratch.words
+    words, due, num_due = scratch.words, scratch.due, 0
+    for number in range(count):  # most rows of a batch were in the last one, too
+        due[num_due] = rows[number]
+        num_due += last[rows[number]] < step
     tile = len(words)
-    for first in range(0, count, tile):
-        size = min(tile, count - first)
+    for first in range(0, num_due, tile):
+        size = min(tile, num_due - first)
+        _fetch_rows(weights, due, first, size)
         _word_tile(first, size, lanes, u32(step), purpose, scratch)
         for number in range(size):
-            row = rows[first + number]
+            row = due[first + number]
             skipped = step - last[row]
             last[row] = step
-            if skipped <= 0:
-                continue
             coins = min(skipped, 32)
             mask = u32(0xFFFFFFFF) if coins == 32 else u32((1 << coins) - 1)
             for lane in range(weights.shape[1]):
                 heads = f32(np.int32(_bits(u32(words[number, lane] & mask))))
                 weights[row, lane] += lanes.learning_rate[lane] * (f32(2.0) * heads - f32(coins))
             if skipped > 32:
-                _more_coins(weights, row, skipped, lanes, first + number, u32(step), purpose)
+                _more_coins(weights, row, skipped, lanes, first + number, u32(step), purpose, scratch)
 
 
 @numba.njit(**FAST)
@@ -352,6 +587,29 @@ def _is_up(gradient, noise_std, word):
     """The coin in float64, for one that float32 cannot decide."""
     threshold = 0.5 * math.erfc(np.float64(gradient) / np.float64(noise_std) / math.sqrt(2.0))
     return (np.float64(word) + 0.5) * 2.0**-32 < threshold
+
+
+@numba.njit(inline="always")
+def _coin(gradient, per_noise_std, word):
+    """Below 0 with probability Phi(-G / (z C)), where noise would turn the sign of G to minus."""
+    return (f32(word) + f32(0.5)) * f32(2.0**-32) - normal_cdf(-gradient * per_noise_std)
+
+
+@numba.njit(**FAST)
+def _sign_moves_of_one(weights, rows, gradient, lanes, scratch):
+    """`_sign_moves` of a tile with one lane, along rows."""
+    column, sums = weights.reshape(-1), gradient.reshape(-1)
+    words, above = scratch.words.reshape(-1), scratch.normals.reshape(-1)
+    noise_std, learning_rate, ties = lanes.noise_std[0], lanes.learning_rate[0], 0
+    for number in range(len(rows)):
+        above[number] = _coin(sums[number], lanes.per_noise_std[0], words[number])
+        ties += abs(above[number]) < NEAR_TIE
+    if ties:
+        for number in range(len(rows)):
+            if abs(above[number]) < NEAR_TIE:
+                above[number] = f32(-1.0) if _is_up(sums[number], noise_std, words[number]) else f32(1.0)
+    for number in range(len(rows)):
+        column[rows[number]] += learning_rate if above[number] < f32(0.0) else -learning_rate
 
 
 @numba.njit(**FAST)
@@ -362,11 +620,13 @@ def _sign_moves(weights, rows, count, lanes, step, scratch):
     for first in range(0, count, tile):
         size = min(tile, count - first)
         _word_tile(first, size, lanes, u32(step), COIN, scratch)
+        if weights.shape[1] == 1:
+            _sign_moves_of_one(weights, rows[first : first + size], gradient[first : first + size], lanes, scratch)
+            continue
         for number in range(size):
             row, ties = rows[first + number], 0
             for lane in range(weights.shape[1]):
-                up = normal_cdf(-gradient[first + number, lane] / lanes.noise_std[lane])
-                distance = (f32(words[number, lane]) + f32(0.5)) * f32(2.0**-32) - up
+                distance = _coin(gradient[first + number, lane], lanes.per_noise_std[lane], words[number, lane])
                 above[number, lane] = distance
                 ties += abs(distance) < NEAR_TIE
             if ties:
@@ -380,15 +640,13 @@ def _sign_moves(weights, rows, count, lanes, step, scratch):
 
 
 @numba.njit(**FAST)
-def sign_steps(weights, last, examples, batches, sizes, lanes, outputs, begin, scratch):
+def sign_steps(weights, last, examples, batches, sizes, lanes, columns, begin, scratch):
     """DP-SignSGD: skipped steps are fair coins, a touched row's step is one biased coin. noise_std must be > 0."""
     for k in range(begin, begin + len(sizes)):
-        batch = batches[k - begin, : sizes[k - begin]]
-        count = _touch(examples, batch, k, scratch)
+        batch = _batch_of(batches, sizes, k - begin, examples)
+        count = touch(examples, batch, k, scratch)
         _catch_up_sign(weights, last, scratch.touched, count, lanes, k, STEP_NOISE, scratch)
-        _residuals(weights, examples, batch, lanes, outputs, scratch)
-        scratch.gradient[:count] = f32(0.0)
-        _add_outer(scratch.gradient, scratch.slot, 0, examples, batch, scratch.coefficients)
+        clipped_sum(weights, examples, batch, count, lanes, columns, scratch)
         _sign_moves(weights, scratch.touched, count, lanes, k, scratch)
         for number in range(count):
             last[scratch.touched[number]] = k + 1
@@ -401,6 +659,13 @@ def flush_sign(weights, last, lanes, step, scratch):
 
 
 # --- DP-Adam ----------------------------------------------------------------------------------------------------------
+
+
+@numba.njit(inline="always")
+def _adam_move(g, m, v, keep_1, keep_2, unbias_1, unbias_2, eps):
+    m = keep_1 * m + (f32(1.0) - keep_1) * g
+    v = keep_2 * v + (f32(1.0) - keep_2) * g * g
+    return m, v, (m * unbias_1) / (f32(math.sqrt(v * unbias_2)) + eps)
 
 
 @numba.njit(**FAST)
@@ -419,6 +684,15 @@ def _adam_moves(weights, first, second, lanes, per_example, b1, b2, eps, step, s
     for start in range(0, len(weights), tile):
         size = min(tile, len(weights) - start)
         _normal_tile(start, size, lanes, u32(step), STEP_NOISE, scratch)
+        if weights.shape[1] == 1:  # along rows
+            w, m, v, sums = weights.reshape(-1), first.reshape(-1), second.reshape(-1), gradient.reshape(-1)
+            draws, scale, rate = normals.reshape(-1), noise_std[0], learning_rate[0]
+            for number in range(size):
+                row = start + number
+                g = (sums[row] + scale * draws[number]) * per_example
+                m[row], v[row], move = _adam_move(g, m[row], v[row], keep_1, keep_2, unbias_1, unbias_2, eps)
+                w[row] -= rate * move
+            continue
         for number in range(size):
             row = start + number
             seen = scratch.stamp[row] == step + 1
@@ -426,24 +700,22 @@ def _adam_moves(weights, first, second, lanes, per_example, b1, b2, eps, step, s
             share = f32(1.0) if seen else f32(0.0)
             for lane in range(weights.shape[1]):
                 g = (share * gradient[slot, lane] + noise_std[lane] * normals[number, lane]) * per_example
-                m = keep_1 * first[row, lane] + (f32(1.0) - keep_1) * g
-                v = keep_2 * second[row, lane] + (f32(1.0) - keep_2) * g * g
-                first[row, lane] = m
-                second[row, lane] = v
-                weights[row, lane] -= learning_rate[lane] * (m * unbias_1) / (f32(math.sqrt(v * unbias_2)) + eps)
+                first[row, lane], second[row, lane], move = _adam_move(
+                    g, first[row, lane], second[row, lane], keep_1, keep_2, unbias_1, unbias_2, eps
+                )
+                weights[row, lane] -= learning_rate[lane] * move
 
 
 @numba.njit(**FAST)
 def adam_steps(
-    weights, first, second, examples, batches, sizes, lanes, outputs, batch_size, b1, b2, eps, begin, scratch
+    weights, first, second, examples, batches, sizes, lanes, columns, batch_size, b1, b2, eps, begin, scratch
 ):
     """DP-Adam, every row at every step: its step depends on the noise's whole path, so no noise can be summed up."""
     for k in range(begin, begin + len(sizes)):
-        batch = batches[k - begin, : sizes[k - begin]]
-        count = _touch(examples, batch, k, scratch)
-        _residuals(weights, examples, batch, lanes, outputs, scratch)
-        scratch.gradient[:count] = f32(0.0)
-        _add_outer(scratch.gradient, scratch.slot, 0, examples, batch, scratch.coefficients)
+        batch = _batch_of(batches, sizes, k - begin, examples)
+        # One lane: to clear every row's sum is cheaper than to number the rows that have one.
+        count = len(weights) if weights.shape[1] == 1 else touch(examples, batch, k, scratch)
+        clipped_sum(weights, examples, batch, count, lanes, columns, scratch)
         _adam_moves(weights, first, second, lanes, f32(1.0 / batch_size), b1, b2, f32(eps), k, scratch)
 
 
@@ -451,10 +723,31 @@ def adam_steps(
 
 
 @numba.njit(**FAST)
-def evaluate(weights, examples, lanes, outputs, scratch, gradient, losses, correct, clipped):
-    """Sums over all examples, by run: loss, right guesses, gradients over the clip norm; the gradient (rows, lanes).
+def _evaluate_multi_label(z, labels, scores):
+    """Adds to the scores of `problems.linear.MULTI_LABEL`; logits to residuals. Returns the loss and |residuals|^2."""
+    loss = 0.0
+    for m in range(len(z)):
+        loss += max(np.float64(z[m]), 0.0) + math.log1p(math.exp(-abs(np.float64(z[m]))))
+        scores[3] += z[m] > f32(0.0)
+    for label in labels:
+        if label >= 0:
+            rank = 0
+            for m in range(len(z)):
+                rank += z[m] > z[label] or (z[m] == z[label] and m < label)
+            loss -= np.float64(z[label])
+            scores[0] += rank < 5
+            scores[1] += 1
+            scores[2] += z[label] > f32(0.0)
+    _to_residuals(z, labels)
+    return loss, f32(_squared_length(z))
 
-    losses, correct, clipped: (runs,) float64, set to 0 by the caller; `gradient` float32, the same, or empty to skip.
+
+@numba.njit(**FAST)
+def evaluate(weights, examples, lanes, outputs, scratch, gradient, losses, scores, clipped):
+    """Sums over all examples, by run: loss, scores, gradients over the clip norm; the gradient (rows, lanes).
+
+    losses, clipped: (runs,) float64, set to 0 by the caller; scores: the likelihood's own, (runs, scores) float64, the
+    same; `gradient` float32, the same, or empty to skip.
     """
     one = np.empty(1, np.int64)
     z = scratch.coefficients[:1]
@@ -462,13 +755,16 @@ def evaluate(weights, examples, lanes, outputs, scratch, gradient, losses, corre
     for example in range(len(examples.labels)):
         one[0] = example
         _logits(weights, examples, one, z)
-        label, norm = examples.labels[example], examples.norms[example]
+        label, norm = examples.labels[example, 0], examples.norms[example]
         for run in range(len(losses)):
             at = z[0, run * outputs : (run + 1) * outputs]
-            if outputs == 1:
+            if examples.likelihood == MULTI_LABEL:
+                loss, square = _evaluate_multi_label(at, examples.labels[example], scores[run])
+                losses[run] += loss
+            elif examples.likelihood == LOGISTIC:
                 margin = np.float64(at[0] if label == 1 else -at[0])
                 losses[run] += max(-margin, 0.0) + math.log1p(math.exp(-abs(margin)))
-                correct[run] += (at[0] > f32(0.0)) == (label == 1)
+                scores[run, 0] += (at[0] > f32(0.0)) == (label == 1)
                 at[0] = f32(1.0) / (f32(1.0) + exponential(-at[0])) - f32(label)
                 square = at[0] * at[0]
             else:
@@ -482,7 +778,7 @@ def evaluate(weights, examples, lanes, outputs, scratch, gradient, losses, corre
                     at[m] = exponential(at[m] - largest)
                     total += at[m]
                 losses[run] += math.log(np.float64(total)) - np.float64(shifted)
-                correct[run] += best == label
+                scores[run, 0] += best == label
                 square = f32(0.0)
                 for m in range(outputs):
                     at[m] /= total

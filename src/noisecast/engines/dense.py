@@ -11,14 +11,14 @@ import numpy as np
 
 from noisecast.engines.keys import batch_key, example_key, noise_key
 from noisecast.optimizers import Optimizer
-from noisecast.privacy.jax_noise import counter_keys, private_mean
+from noisecast.privacy.jax_noise import counter_keys, private_mean, standard_normal
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.problem import Problem
 from noisecast.scenario import Scenario
 
 Array = jax.Array
 
-DRAWS_PER_CHUNK = 2**22  # row numbers held at once: 16 MiB
+DRAWS_PER_CHUNK = 2**22  # row numbers, or numbers of secure noise, held at once: 16 MiB
 
 
 @partial(
@@ -92,6 +92,7 @@ class DenseRun:
         self._example_keys = counter_keys([example_key(first, root=root, repeat=r) for r in repeats])
         noise_keys = [noise_key(scenario, root=root, repeat=r) for r in repeats for scenario in scenarios]
         self._noise_keys = counter_keys(noise_keys).reshape(len(repeats), len(scenarios), 2)
+        self._secure = _SecureNoise(noise_keys, self.problem.num_params) if root.secure_noise else None
         start = jnp.asarray(self.problem.initial_params(), jnp.float32)
         shape = (len(repeats), len(scenarios), self.problem.num_params)
         self._params = jnp.broadcast_to(start, shape)
@@ -102,9 +103,13 @@ class DenseRun:
         """Take steps until `to_step` of them have been taken."""
         while self.step < to_step:
             first, stop, batches = self._batches(self.step, to_step)
+            normals, normals_from = None, 0
+            if self._secure is not None:
+                normals_from, stop, normals = self._secure.chunk(self.step, stop)
+                normals = normals.reshape(len(normals), *self._params.shape)
             self._params, self._state = _advance(
                 self.problem, self._group, self._params, self._state, self._noise_keys, self._example_keys,
-                batches, first, self.step, stop,
+                batches, first, normals, normals_from, self.step, stop,
             )  # fmt: skip
             self.step = stop
 
@@ -155,40 +160,58 @@ class DenseRun:
         return first, min(to_step, first + steps), self._chunk[1]
 
 
+class _SecureNoise:
+    """Noise from a cipher, drawn outside the compiled loop, a few steps at a time: slower, and in need of memory."""
+
+    def __init__(self, keys: Sequence[bytes], num_params: int):
+        self._keys, self._num_params = keys, num_params
+        self._steps = max(1, DRAWS_PER_CHUNK // (len(keys) * num_params))
+        self._drawn: tuple[int, np.ndarray] | None = None
+
+    def chunk(self, step: int, to_step: int) -> tuple[int, int, np.ndarray]:
+        """The chunk that holds `step`: its first step, where to stop, N(0, 1) numbers (steps, runs, d)."""
+        from noisecast.privacy.secure_noise import standard_normals
+
+        first = step - step % self._steps
+        if self._drawn is None or self._drawn[0] != first:
+            self._drawn = first, standard_normals(self._keys, first, self._steps, self._num_params)
+        return first, min(to_step, first + self._steps), self._drawn[1]
+
+
 def _padded(array: np.ndarray, width: int) -> np.ndarray:
     return np.pad(array, ((0, 0), (0, width - array.shape[1])))
 
 
 @partial(jax.jit, donate_argnames=("params", "state"))
-def _advance(problem, group, params, state, noise_keys, example_keys, batches, first, begin, stop):
-    """Steps begin .. stop - 1 of every run; `batches` holds those from `first` on."""
+def _advance(
+    problem, group, params, state, noise_keys, example_keys, batches, first, secure_normals, secure_first, begin, stop
+):
+    """Steps begin .. stop - 1 of every run; `batches` holds those from `first` on, `secure_normals` their noise."""
 
-    def one_scenario(learning_rate, l2_clip_norm, noise_std, noise_key, params, state, examples, step):
+    def one_scenario(learning_rate, l2_clip_norm, noise_std, noise_key, drawn, params, state, examples, step):
         clipped_sum = problem.clipped_sum(params, examples, l2_clip_norm)
+        normals = standard_normal(noise_key, step, params.shape) if drawn is None else drawn
         gradient = private_mean(
-            clipped_sum,
-            noise_key,
-            step,
-            noise_std=noise_std,
-            expected_batch_size=group.expected_batch_size,
+            clipped_sum, normals, noise_std=noise_std, expected_batch_size=group.expected_batch_size
         )
         direction, state = group.optimizer.direction(gradient, state, step)
         return params - learning_rate * direction, state
 
-    def one_repeat(batch, example_key, noise_keys, params, state, step):
+    def one_repeat(batch, example_key, noise_keys, drawn, params, state, step):
         if batch is None:
             batch = (example_key, step), jnp.ones(int(group.expected_batch_size), bool)
         examples = problem.examples(*batch)
-        scenarios = jax.vmap(one_scenario, in_axes=(0, 0, 0, 0, 0, 0, None, None))
+        scenarios = jax.vmap(one_scenario, in_axes=(0, 0, 0, 0, 0, 0, 0, None, None))
         return scenarios(
-            group.learning_rate, group.l2_clip_norm, group.noise_std, noise_keys, params, state, examples, step
+            group.learning_rate, group.l2_clip_norm, group.noise_std, noise_keys, drawn, params, state, examples, step
         )
 
     def one_step(step, carry):
         params, state = carry
         batch = jax.tree.map(lambda array: array[:, step - first], batches)
-        repeats = jax.vmap(one_repeat, in_axes=(0, 0, 0, 0, 0, None))
-        return repeats(batch, example_keys, noise_keys, params, state, step)
+        drawn = None if secure_normals is None else secure_normals[step - secure_first]
+        repeats = jax.vmap(one_repeat, in_axes=(0, 0, 0, 0, 0, 0, None))
+        return repeats(batch, example_keys, noise_keys, drawn, params, state, step)
 
     return jax.lax.fori_loop(begin, stop, one_step, (params, state))
 

@@ -1,4 +1,4 @@
-"""The row-sparse engine: linear models on sparse rows, in Numba, with lazy noise; the dense engine's law."""
+"""The row-sparse engine: models whose examples touch few rows, in Numba, with lazy noise; the dense engine's law."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from noisecast.engines import _kernels
+from noisecast.engines import _factor_kernels, _kernels
 from noisecast.engines.keys import batch_key, noise_key
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
 from noisecast.privacy.noise import RandomRoot, key_words
-from noisecast.problems.linear import Labelled, LinearModel
+from noisecast.privacy.secure_noise import WORDS, first_states
+from noisecast.problems.linear import LOGISTIC, MULTI_LABEL, SOFTMAX, Labelled, LinearModel
+from noisecast.problems.matrix_factorization import MatrixFactorization, RatedPairs, squared_norm_slack
 from noisecast.problems.rows import SparseRows
 from noisecast.scenario import Scenario
 
@@ -22,8 +24,9 @@ STEPS_PER_CHUNK = 4096  # batches drawn at once: small beside the data, long bes
 def why_unsupported(scenario: Scenario) -> str | None:
     """None, or the sentence that says why another engine computes this scenario."""
     problem, mechanism = scenario.problem, scenario.mechanism
-    if not isinstance(problem, LinearModel) or not isinstance(problem.train.rows, SparseRows):
-        return f"{problem.name} is not a linear model on sparse rows, so a step touches most of its parameters."
+    form = _form_of(problem)
+    if isinstance(form, str):
+        return form
     if type(scenario.optimizer) not in _OPTIMIZERS:
         return f"There is no row-sparse form of {scenario.optimizer.name}."
     if mechanism.noise_multiplier == 0:
@@ -43,9 +46,9 @@ class RowSparseRun:
     def __init__(self, scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot):
         self.problem: Any = scenarios[0].problem
         self.step = 0
-        train = _examples(self.problem.train)
-        test = None if self.problem.test is None else _examples(self.problem.test)
-        self._repeats = [_Repeat(scenarios, train, test, root=root, repeat=repeat) for repeat in repeats]
+        form: Any = _form_of(self.problem)
+        train, test = (data and form.examples(data) for data in (self.problem.train, self.problem.test))
+        self._repeats = [_Repeat(scenarios, form, train, test, root=root, repeat=repeat) for repeat in repeats]
 
     def advance(self, to_step: int) -> None:
         """Take steps until `to_step` of them have been taken."""
@@ -118,19 +121,21 @@ class _LazyWeights:
 class _Repeat:
     """The runs of one group at one repeat."""
 
-    def __init__(self, scenarios: Sequence[Scenario], train, test, *, root: RandomRoot, repeat: int):
+    def __init__(self, scenarios: Sequence[Scenario], form: "_Form", train, test, *, root: RandomRoot, repeat: int):
         first = scenarios[0]
         self._optimizer, self._mechanism = first.optimizer, first.mechanism
-        self._train, self._test = train, test
-        problem: Any = first.problem
-        self._num_runs, self._outputs = len(scenarios), problem.num_outputs
+        self._form, self._train, self._test = form, train, test
+        self._num_runs = len(scenarios)
         self._batch_key = batch_key(first, root=root, repeat=repeat)
-        self._lanes = _lanes(scenarios, self._outputs, root, repeat)
-        rows, lanes = problem.num_features + 1, len(scenarios) * self._outputs
+        self._lanes = _lanes(scenarios, form.columns, root, repeat)
+        start = np.asarray(first.problem.initial_params(), np.float32).reshape(-1, form.columns)
+        weights = np.tile(start, len(scenarios))
+        rows, lanes = weights.shape
         self._kernels = _OPTIMIZERS[type(first.optimizer)]
-        self._weights = _LazyWeights(np.zeros((rows, lanes), np.float32), np.zeros(rows, np.int32), self._kernels.flush)
+        self._weights = _LazyWeights(weights, np.zeros(rows, np.int32), self._kernels.flush)
         self._memory = [np.zeros((rows, lanes), np.float32) for _ in range(self._kernels.num_moments)]
-        self._scratch = _scratch(rows, lanes, int(first.mechanism.expected_batch_size) + 64)
+        self._cipher = _cipher_states(scenarios, self._lanes, root, repeat)
+        self._scratch = _scratch(rows, self._cipher, lanes, int(first.mechanism.expected_batch_size) + 64)
 
     def advance(self, step: int, to_step: int) -> None:
         sampler: Any = self._mechanism.sampler
@@ -140,9 +145,9 @@ class _Repeat:
             batches, sizes = _packed(drawn.indices, drawn.mask)
             if batches.shape[1] > len(self._scratch.coefficients):
                 rows, lanes = len(self._scratch.stamp), len(self._lanes.lane)
-                self._scratch = _scratch(rows, lanes, batches.shape[1])
+                self._scratch = _scratch(rows, self._cipher, lanes, batches.shape[1])
             self._weights.steps(
-                self._kernels.steps, *self._memory, self._train, batches, sizes, self._lanes, self._outputs,
+                self._kernels.steps, *self._memory, self._train, batches, sizes, self._lanes, self._form.columns,
                 *self._kernels.settings(self._optimizer, self._mechanism), step, self._scratch,
             )  # fmt: skip
             step = stop
@@ -150,28 +155,27 @@ class _Repeat:
     def params(self, step: int) -> np.ndarray:
         """(scenarios, d): each run's weights in the problem's own order."""
         weights = self._weights.flushed(step, self._lanes, self._scratch)
-        by_run = weights.reshape(len(weights), self._num_runs, self._outputs)
+        by_run = weights.reshape(len(weights), self._num_runs, self._form.columns)
         return np.moveaxis(by_run, 1, 0).reshape(self._num_runs, -1).copy()
 
     def evaluate(self, step: int) -> dict[str, np.ndarray]:
         weights = self._weights.flushed(step, self._lanes, self._scratch)
         gradient = np.zeros_like(weights)
-        loss, correct, clipped = self._sums(weights, self._train, gradient)
+        loss, scores, clipped = self._sums(weights, self._train, gradient)
         n = len(self._train.labels)
-        squares = np.square(gradient, dtype=np.float64).sum(axis=0).reshape(self._num_runs, self._outputs)
+        squares = np.square(gradient, dtype=np.float64).sum(axis=0).reshape(self._num_runs, self._form.columns)
         metrics = {
             "loss": loss / n,
-            "accuracy": correct / n,
+            **self._form.metrics(scores.T / n),
             "gradient_norm": np.sqrt(squares.sum(axis=1)) / n,
             "clip_fraction": clipped / n,
             "params_norm": np.linalg.norm(self.params(step).astype(np.float64), axis=1),
         }
         if self._test is not None:
-            loss, correct, _ = self._sums(weights, self._test, gradient[:0])
-            metrics |= {
-                "test_loss": loss / len(self._test.labels),
-                "test_accuracy": correct / len(self._test.labels),
-            }
+            loss, scores, _ = self._sums(weights, self._test, gradient[:0])
+            n = len(self._test.labels)
+            found = {"loss": loss / n, **self._form.metrics(scores.T / n)}
+            metrics |= {f"test_{name}": value for name, value in found.items()}
         return metrics
 
     def forget(self) -> None:
@@ -182,8 +186,9 @@ class _Repeat:
         return self._weights.arrays() | {f"memory_{i}": memory for i, memory in enumerate(self._memory)}
 
     def _sums(self, weights: np.ndarray, examples, gradient: np.ndarray) -> list[np.ndarray]:
-        sums = [np.zeros(self._num_runs) for _ in range(3)]
-        _kernels.evaluate(weights, examples, self._lanes, self._outputs, self._scratch, gradient, *sums)
+        runs = self._num_runs
+        sums = [np.zeros(runs), np.zeros((runs, self._form.num_scores)), np.zeros(runs)]
+        self._form.evaluate(weights, examples, self._lanes, self._form.columns, self._scratch, gradient, *sums)
         return sums
 
 
@@ -213,7 +218,60 @@ _OPTIMIZERS = {
 }
 
 
-def _examples(data: Labelled) -> _kernels.Examples:
+@dataclass(frozen=True)
+class _Form:
+    """A problem as the kernels take it; they know it by the type of its examples. What is about noise is not in here.
+
+    Args:
+      columns: parameters that a row holds of one run.
+      examples: (problem's data) -> the named tuple of arrays for which `_kernels.bring` was told what to do.
+      evaluate: the kernel of the metrics, with the arguments of `_kernels.evaluate`.
+      num_scores, metrics: what it sums up beside losses, and what is made of the means: as in `linear.Likelihood`.
+    """
+
+    columns: int
+    examples: Callable[[Any], Any]
+    evaluate: Callable[..., None]
+    num_scores: int
+    metrics: Callable[[Any], dict[str, Any]]
+
+
+_LIKELIHOODS = {LOGISTIC: _kernels.LOGISTIC, SOFTMAX: _kernels.SOFTMAX, MULTI_LABEL: _kernels.MULTI_LABEL}
+
+
+def _form_of(problem: Any) -> _Form | str:
+    """Its form, or the sentence that says why it has none."""
+    if isinstance(problem, MatrixFactorization):
+        return _Form(
+            columns=problem.dim,
+            examples=lambda pairs: _ratings(pairs, problem),
+            evaluate=_factor_kernels.evaluate,
+            num_scores=1,
+            metrics=lambda means: {"rmse": np.sqrt(means[0])},
+        )
+    if not isinstance(problem, LinearModel) or not isinstance(problem.train.rows, SparseRows):
+        return (
+            f"{problem.name} is not a linear model on sparse rows, nor a matrix factorisation, "
+            "so a step touches most of its parameters."
+        )
+    if problem.likelihood not in _LIKELIHOODS:
+        return f"There is no row-sparse form of {problem.likelihood.name}."
+    return _Form(
+        columns=problem.num_outputs,
+        examples=lambda data: _examples(data, _LIKELIHOODS[problem.likelihood]),
+        evaluate=_kernels.evaluate,
+        num_scores=problem.likelihood.num_scores,
+        metrics=problem.likelihood.metrics,
+    )
+
+
+def _ratings(pairs: RatedPairs, problem: MatrixFactorization) -> _factor_kernels.Ratings:
+    slack, vanished = squared_norm_slack(problem.dim)
+    users, items, labels = (np.asarray(array) for array in (pairs.users, pairs.items, pairs.labels))
+    return _factor_kernels.Ratings(users, items, labels, np.float32(2 * problem.error_weight), slack, vanished)
+
+
+def _examples(data: Labelled, likelihood: int) -> _kernels.Examples:
     """The data set's padded rows as CSR, on the host."""
     rows: Any = data.rows
     indices, values = np.asarray(rows.indices), np.asarray(rows.values)
@@ -221,43 +279,64 @@ def _examples(data: Labelled) -> _kernels.Examples:
     indptr = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int64)
     norms = np.sqrt(np.asarray(rows.squared_norms, np.float64) + 1.0).astype(np.float32)
     upwards = np.nextafter(norms, np.float32(np.inf))
-    return _kernels.Examples(indptr, indices[present], values[present], np.asarray(data.labels, np.int32), upwards)
+    labels = np.asarray(data.labels, np.int32).reshape(len(norms), -1)
+    # Unsigned: compiled code need not ask whether a row number counts from the end.
+    return _kernels.Examples(indptr, indices[present].astype(np.uint32), values[present], labels, upwards, likelihood)
 
 
-def _lanes(scenarios: Sequence[Scenario], outputs: int, root: RandomRoot, repeat: int) -> _kernels.Lanes:
+def _lanes(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repeat: int) -> _kernels.Lanes:
     def each(values) -> np.ndarray:
-        return np.repeat(np.asarray(list(values), np.float32), outputs)
+        return np.repeat(np.asarray(list(values), np.float32), columns)
 
     keys = np.stack([key_words(noise_key(scenario, root=root, repeat=repeat)) for scenario in scenarios])
     return _kernels.Lanes(
         clip=each(s.mechanism.l2_clip_norm for s in scenarios),
         noise_std=each(s.mechanism.noise_std for s in scenarios),
+        per_noise_std=each(1.0 / s.mechanism.noise_std for s in scenarios),
         learning_rate=each(s.optimizer.learning_rate for s in scenarios),
         step_size=each(s.optimizer.learning_rate / s.mechanism.expected_batch_size for s in scenarios),
         step_noise=each(s.optimizer.learning_rate * s.mechanism.mean_noise_std for s in scenarios),
-        **{f"key_{i}": np.repeat(keys[:, i], outputs) for i in range(4)},
-        # An output of a run, not a place in the group: a run's noise must not depend on its neighbours.
-        lane=np.tile(np.arange(outputs, dtype=np.uint32), len(scenarios)),
+        **{f"key_{i}": np.repeat(keys[:, i], columns) for i in range(4)},
+        # A column of a run, not a place in the group: a run's noise must not depend on its neighbours.
+        lane=np.tile(np.arange(columns, dtype=np.uint32), len(scenarios)),
     )
 
 
-def _scratch(rows: int, lanes: int, width: int) -> _kernels.Scratch:
+def _cipher_states(
+    scenarios: Sequence[Scenario], lanes: _kernels.Lanes, root: RandomRoot, repeat: int
+) -> np.ndarray | None:
+    """The cipher's state for each lane, (16, lanes); None where nobody asked for it."""
+    if not root.secure_noise:
+        return None
+    keys = np.stack([key_words(noise_key(scenario, root=root, repeat=repeat)) for scenario in scenarios])
+    states = first_states(np.repeat(keys, len(lanes.lane) // len(scenarios), axis=0))
+    states[13] = lanes.lane
+    return states
+
+
+def _scratch(rows: int, cipher: np.ndarray | None, lanes: int, width: int) -> _kernels.Scratch:
     tile = _kernels.TILE if lanes >= _kernels.FEW_LANES else _kernels.TILE_OF_FEW_LANES
+    states = np.zeros((16, 0), np.uint32) if cipher is None else np.tile(cipher, tile // WORDS)
     return _kernels.Scratch(
         stamp=np.zeros(rows, np.int32),
-        slot=np.zeros(rows, np.int32),
-        touched=np.zeros(rows, np.int32),
+        slot=np.arange(rows, dtype=np.uint32),
+        touched=np.zeros(rows + 1, np.uint32),
+        due=np.zeros(rows + 1, np.uint32),
         coefficients=np.zeros((max(width, 1), lanes), np.float32),
         gradient=np.zeros((rows, lanes), np.float32),
         normals=np.zeros((tile, lanes), np.float32),
         words=np.zeros((tile, lanes), np.uint32),
-        normal_column=np.zeros((4, tile // 4), np.float32),
-        word_column=np.zeros((4, tile // 4), np.uint32),
-        every_row=np.arange(rows, dtype=np.int32),
+        normal_column=np.zeros(4 * _kernels.BLOCKS, np.float32),
+        word_column=np.zeros(4 * _kernels.BLOCKS, np.uint32),
+        every_row=np.arange(rows, dtype=np.uint32),
+        cipher_start=states,
+        cipher_words=np.zeros_like(states),
     )
 
 
 def _packed(indices: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers with those that are there in front, and how many those are."""
+    if (mask[:, :-1] >= mask[:, 1:]).all():  # as most samplers have it
+        return indices.astype(np.int64), mask.sum(axis=1)
     order = np.argsort(~mask, axis=1, kind="stable")
     return np.take_along_axis(indices, order, axis=1).astype(np.int64), mask.sum(axis=1)

@@ -88,21 +88,21 @@ def derived_key(key: Array, step: Any) -> Array:
     return jax.random.wrap_key_data(jnp.stack(words), impl="threefry2x32")
 
 
-def private_mean(clipped_sum: Any, key: Array, step: Any, *, noise_std: Any, expected_batch_size: Any) -> Array:
+def private_mean(clipped_sum: Any, normals: Array, *, noise_std: Any, expected_batch_size: Any) -> Array:
     """(sum of clipped gradients + N(0, (z C)^2)) / B: the one release of a step (DP-SGD; Abadi et al., CCS 2016).
 
     Args:
       clipped_sum: sum of the batch's clipped gradients, zero for an empty batch; any shape, float32 [loss/params].
-      key: of this run's privacy noise, from `counter_keys`.   step: the number of the step.
+      normals: independent N(0, 1) numbers of this run and step, used for nothing else; the same shape.
       noise_std: z C, of the sum; () >= 0 [loss/params].   expected_batch_size: B, public; () > 0.
     Returns: the private mean gradient, shape and dtype of clipped_sum [loss/params].
 
-    >>> private_mean(np.zeros(2, "float32"), counter_keys(bytes(32)), 0, noise_std=1.0, expected_batch_size=4).shape
+    >>> normals = standard_normal(counter_keys(bytes(32)), 0, (2,))
+    >>> private_mean(np.zeros(2, "float32"), normals, noise_std=1.0, expected_batch_size=4).shape
     (2,)
     """
     clipped_sum = jnp.asarray(clipped_sum)
-    noise = standard_normal(key, step, clipped_sum.shape).astype(clipped_sum.dtype)
-    noise = noise * jnp.asarray(noise_std, clipped_sum.dtype)
+    noise = normals.astype(clipped_sum.dtype) * jnp.asarray(noise_std, clipped_sum.dtype)
     # By the expected batch size, not the drawn one: the drawn size is private.
     return (clipped_sum + noise) / jnp.asarray(expected_batch_size, clipped_sum.dtype)
 

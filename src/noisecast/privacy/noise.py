@@ -33,6 +33,10 @@ class Purpose(StrEnum):
     DATA = "data"  # synthetic data and splits
 
 
+class SecureKey(bytes):
+    """A key whose numbers must come from a cipher: who draws from it may use no other generator."""
+
+
 @dataclass(frozen=True)
 class RandomRoot:
     """The secret that all keys of an answer derive from.
@@ -40,23 +44,31 @@ class RandomRoot:
     Take it from the operating system (`from_os_entropy`) for a private release, or from a number (`from_insecure_seed`)
     for an answer that others can reproduce: who knows the seed knows the noise, so that run is not private.
 
+    Args:
+      secret: 32 bytes.   insecure_seed: the number it was made of, or None.
+      secure_noise: whether batches and privacy noise are drawn by a cipher (ChaCha20); else by fast counter-based
+        generators (Threefry, Philox) that pass every statistical test but that nobody promises to be unpredictable.
+
     >>> RandomRoot.from_insecure_seed(7)
     RandomRoot(insecure_seed=7)
     """
 
     secret: bytes = field(repr=False)
     insecure_seed: int | None
+    secure_noise: bool = False
 
     def __post_init__(self) -> None:
         if len(self.secret) != 32:
             raise ValueError(
                 f"Expected a secret of 32 bytes, got {len(self.secret)}; use RandomRoot.from_os_entropy()."
             )
+        if self.secure_noise and self.insecure_seed is not None:
+            raise ValueError("Expected no insecure seed with secure_noise: no cipher hides a seed that is known.")
 
     @classmethod
-    def from_os_entropy(cls) -> RandomRoot:
+    def from_os_entropy(cls, *, secure_noise: bool = False) -> RandomRoot:
         """32 bytes from the operating system's generator."""
-        return cls(os.urandom(32), None)
+        return cls(os.urandom(32), None, secure_noise)
 
     @classmethod
     def from_insecure_seed(cls, seed: int) -> RandomRoot:
@@ -83,14 +95,15 @@ def key_for(purpose: Purpose, *names: str | int, root: RandomRoot, repeat: int) 
       names: whose key it is, e.g. the scenario's id; strings or integers.
       root: where the randomness comes from.
       repeat: the number of the repetition (the table's `seed` column).
-    Returns: 32 bytes.
+    Returns: 32 bytes, a `SecureKey` if the root asks for secure noise.
 
     >>> root = RandomRoot.from_insecure_seed(0)
     >>> key_for(Purpose.BATCHES, "a", root=root, repeat=0) == key_for(Purpose.PRIVACY_NOISE, "a", root=root, repeat=0)
     False
     """
     parts = [_encode(part) for part in (str(Purpose(purpose)), *names, repeat)]
-    return hmac.new(root.secret, b"".join(parts), hashlib.sha256).digest()
+    key = hmac.new(root.secret, b"".join(parts), hashlib.sha256).digest()
+    return SecureKey(key) if root.secure_noise else key
 
 
 def _encode(part: str | int) -> bytes:
@@ -112,12 +125,12 @@ def key_data(keys: bytes | Sequence[bytes]) -> NDArray[np.uint32]:
 
 
 def key_words(key: bytes) -> NDArray[np.uint32]:
-    """The first 128 bits of a key, for the counter-based generator: (4,) uint32.
+    """A key of 32 bytes as words, most significant first: (8,) uint32. Threefry takes four of them, ChaCha20 all.
 
-    >>> key_words(bytes(32)).tolist()
-    [0, 0, 0, 0]
+    >>> key_words(bytes(31) + b"\x07").tolist()
+    [0, 0, 0, 0, 0, 0, 0, 7]
     """
-    return np.frombuffer(key[:16], ">u4").astype(np.uint32)
+    return np.frombuffer(key, ">u4").astype(np.uint32)
 
 
 def jax_key(keys: bytes | Sequence[bytes] | NDArray[np.uint32]) -> jax.Array:

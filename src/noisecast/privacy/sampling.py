@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from noisecast.privacy.noise import SecureKey
+
 STEPS_PER_BLOCK = 256  # steps drawn from one generator, so that any range of steps can be drawn on its own
 
 
@@ -403,8 +405,12 @@ def _check_range(start: int, stop: int) -> None:
 
 
 def _generator(key: bytes, what: str, number: int) -> np.random.Generator:
-    """The generator of one block of steps, or of one epoch: a Philox cipher keyed by the first half of a SHA-256."""
+    """The generator of a block of steps, or of an epoch, keyed by a SHA-256: Philox, or ChaCha20 for a `SecureKey`."""
     digest = hashlib.sha256(key + b"|" + what.encode() + number.to_bytes(8, "big")).digest()
+    if isinstance(key, SecureKey):
+        from randomgen import ChaCha
+
+        return np.random.Generator(ChaCha(key=int.from_bytes(digest, "big"), rounds=20))
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
 
 

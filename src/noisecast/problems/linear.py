@@ -1,8 +1,10 @@
-"""Linear models: binary logistic and softmax regression on dense or sparse rows, clipped in closed form."""
+"""Linear models: logistic, softmax and multi-label regression on dense or sparse rows, clipped in closed form."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,31 +22,145 @@ Array = jax.Array
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How logits (n, m) and labels (n,) make a loss: the loss itself, its derivative in the logits, and the guess."""
+    """How m logits and a label make a loss: all that tells one linear model from another.
+
+    Args:
+      name: as shown.
+      num_outputs: m, of a number of classes.
+      takes_sets: labels are sets, (n, k) class numbers padded with -1; else one class number an example, (n,).
+      loss: of logits (n, m) and labels; (n,).
+      residual: its derivative in the logits; (n, m).
+      predict: classes (n,), or for sets whether each class is in, (n, classes).
+      probabilities: (n, classes).
+      scores: what the metrics count, of logits and labels; (n, num_scores).
+      metrics: by name, of the scores' means over examples; (num_scores, ...) -> (...) each.
+      initial_loss: the loss of logits that are zero, of m.
+      curvature: of m, bounds on the loss's Hessian in the logits: its largest eigenvalue, its trace.
+    """
 
     name: str
+    num_outputs: Callable[[int], int]
+    takes_sets: bool
     loss: Callable[[Array, Array], Array]
     residual: Callable[[Array, Array], Array]
     predict: Callable[[Array], Array]
     probabilities: Callable[[Array], Array]
+    scores: Callable[[Array, Array], Array]
+    num_scores: int
+    metrics: Callable[[Any], dict[str, Any]]
+    initial_loss: Callable[[int], float]
+    curvature: Callable[[int], tuple[float, float]]
+
+
+def _accuracy(means: Any) -> dict[str, Any]:
+    return {"accuracy": means[0]}
+
+
+def _is_above_half(logits: Array) -> Array:
+    return (logits[:, 0] > 0).astype(jnp.int32)
+
+
+def _likeliest(logits: Array) -> Array:
+    return jnp.argmax(logits, axis=1).astype(jnp.int32)
 
 
 LOGISTIC = Likelihood(
     name="logistic",
+    num_outputs=lambda num_classes: 1,
+    takes_sets=False,
     loss=lambda logits, labels: jax.nn.softplus(jnp.where(labels == 1, -logits[:, 0], logits[:, 0])),
     residual=lambda logits, labels: jax.nn.sigmoid(logits) - labels[:, None],
-    predict=lambda logits: (logits[:, 0] > 0).astype(jnp.int32),
+    predict=_is_above_half,
     probabilities=lambda logits: jnp.concatenate([jax.nn.sigmoid(-logits), jax.nn.sigmoid(logits)], axis=1),
+    scores=lambda logits, labels: (_is_above_half(logits) == labels)[:, None],
+    num_scores=1,
+    metrics=_accuracy,
+    initial_loss=lambda m: math.log(2),
+    curvature=lambda m: (0.25, 0.25),  # p (1 - p)
 )
 SOFTMAX = Likelihood(
     name="softmax",
+    num_outputs=lambda num_classes: num_classes,
+    takes_sets=False,
     loss=lambda logits, labels: -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0],
     residual=lambda logits, labels: jax.nn.softmax(logits) - jax.nn.one_hot(labels, logits.shape[1]),
-    predict=lambda logits: jnp.argmax(logits, axis=1).astype(jnp.int32),
+    predict=_likeliest,
     probabilities=jax.nn.softmax,
+    scores=lambda logits, labels: (_likeliest(logits) == labels)[:, None],
+    num_scores=1,
+    metrics=_accuracy,
+    initial_loss=math.log,
+    curvature=lambda m: (1 - 1 / m, 1 - 1 / m),  # of diag(p) - pp': the trace is 1 - |p|^2, and bounds the other
 )
 
-LIKELIHOODS = {likelihood.name: likelihood for likelihood in (LOGISTIC, SOFTMAX)}
+
+def _labels_loss(logits: Array, labels: Array) -> Array:
+    """sum_j softplus(z_j) - sum_{j in labels} z_j = -sum_j log(probability of output j's answer)."""
+    there = jnp.where(labels >= 0, jnp.take_along_axis(logits, labels, axis=1), 0.0)
+    return jax.nn.softplus(logits).sum(axis=1) - there.sum(axis=1)
+
+
+def _labels_residual(logits: Array, labels: Array) -> Array:
+    outside = jnp.where(labels >= 0, labels, logits.shape[1])  # padding is dropped; -1 would mean the last output
+    rows = jnp.arange(labels.shape[0])[:, None]
+    return jax.nn.sigmoid(logits).at[rows, outside].add(-1.0, mode="drop")
+
+
+def _labels_scores(logits: Array, labels: Array) -> Array:
+    """Numbers of: labels among the 5 likeliest; labels; labels that are guessed; guesses (probability above 1/2)."""
+    there = labels >= 0
+    top = jax.lax.top_k(logits, min(5, logits.shape[1]))[1]
+    in_top = (top[:, :, None] == labels[:, None, :]).any(axis=1)
+    guessed = there & (jnp.take_along_axis(logits, labels, axis=1) > 0)
+    return jnp.stack([part.sum(axis=1) for part in (in_top, there, guessed, logits > 0)], axis=1)
+
+
+def _labels_metrics(means: Any) -> dict[str, Any]:
+    """Micro-averages: each (example, label) pair counts once, so examples without labels ask for nothing.
+
+    recall_at_5 = share of the labels that are among their example's 5 likeliest outputs
+    micro_f1    = 2 |labels and guesses| / (|labels| + |guesses|), a guess being a probability above 1/2
+
+    The first is what federated learning reports of tags (Keras' Recall(top_k=5)); it is 1 where there are five outputs
+    or fewer. The second says what `predict` is worth; strong noise or rare labels make it 0, since nothing is guessed.
+    """
+    in_top, labels, guessed, guesses = means
+    return {"recall_at_5": _share(in_top, labels), "micro_f1": _share(2 * guessed, labels + guesses)}
+
+
+def _share(part: Any, whole: Any) -> Any:
+    return part / (whole + (whole == 0))
+
+
+# One output for each label, present or absent, independently of the others. The loss is their sum, not their mean: the
+# log-likelihood, in which an output means the same however many others there are. The mean divides the gradient by m,
+# which is the same training in other units: DP-SGD on the mean with clip norm C / m and learning rate m eta is DP-SGD
+# on the sum with C and eta, with the same noise multiplier, and so the same epsilon; DP-SignSGD and DP-Adam (eps / m)
+# keep their learning rate.
+MULTI_LABEL = Likelihood(
+    name="multi-label",
+    num_outputs=lambda num_classes: num_classes,
+    takes_sets=True,
+    loss=_labels_loss,
+    residual=_labels_residual,
+    predict=lambda logits: logits > 0,
+    probabilities=jax.nn.sigmoid,
+    scores=_labels_scores,
+    num_scores=4,
+    metrics=_labels_metrics,
+    initial_loss=lambda m: m * math.log(2),
+    curvature=lambda m: (0.25, 0.25 * m),  # diag(p (1 - p))
+)
+MULTI_LABEL_MEAN = replace(
+    MULTI_LABEL,
+    name="multi-label mean",
+    loss=lambda logits, labels: _labels_loss(logits, labels) / logits.shape[1],
+    residual=lambda logits, labels: _labels_residual(logits, labels) / logits.shape[1],
+    initial_loss=lambda m: math.log(2),
+    curvature=lambda m: (0.25 / m, 0.25),
+)
+
+LIKELIHOODS = {likelihood.name: likelihood for likelihood in (LOGISTIC, SOFTMAX, MULTI_LABEL, MULTI_LABEL_MEAN)}
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows", "labels"], meta_fields=[])
@@ -104,7 +220,7 @@ class LinearModel:
         return self.train.labels.shape[0]
 
     def initial_params(self) -> Array:
-        """Zero, so that the first loss is ln 2 or ln m."""
+        """Zero, so that the first loss is known: ln 2, ln m or m ln 2."""
         return jnp.zeros(self.num_params, jnp.float32)
 
     def examples(self, draw: Array, mask: Array) -> Batch:
@@ -133,16 +249,19 @@ class LinearModel:
         logits = self.logits(self.train.rows, params)
         gradient = self._gradient_sum(self.train.rows, self.likelihood.residual(logits, self.train.labels))
         metrics = {
-            "loss": self.likelihood.loss(logits, self.train.labels).mean(),
-            "accuracy": (self.likelihood.predict(logits) == self.train.labels).mean(),
+            **self._quality(logits, self.train.labels),
             "gradient_norm": jnp.linalg.norm(gradient) / self.num_examples,
             "clip_fraction": (norms > l2_clip_norm).mean(),
         }
         if self.test is not None:
-            logits = self.logits(self.test.rows, params)
-            metrics["test_loss"] = self.likelihood.loss(logits, self.test.labels).mean()
-            metrics["test_accuracy"] = (self.likelihood.predict(logits) == self.test.labels).mean()
+            found = self._quality(self.logits(self.test.rows, params), self.test.labels)
+            metrics |= {f"test_{name}": value for name, value in found.items()}
         return metrics
+
+    def _quality(self, logits: Array, labels: Array) -> dict[str, Array]:
+        """Mean loss, and the likelihood's metrics."""
+        scores = self.likelihood.scores(logits, labels)
+        return {"loss": self.likelihood.loss(logits, labels).mean(), **self.likelihood.metrics(scores.mean(axis=0))}
 
     prepare_moments = staticmethod(data_moments.prepare_moments)
     gradient_moments = data_moments.gradient_moments
@@ -178,14 +297,39 @@ class LinearModel:
 def predict(
     features: np.ndarray | scipy.sparse.csr_array, params: np.ndarray, likelihood: Likelihood, num_outputs: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Labels (n,) and class probabilities (n, number of classes) of new rows under trained parameters (d,)."""
+    """Predictions and class probabilities (n, number of classes) of new rows under trained parameters (d,).
+
+    Predictions are classes (n,); of a multi-label model they say whether each label is in, (n, number of labels).
+    """
     logits = _logits(rows_from(features), jnp.asarray(params), num_outputs)
     return np.asarray(likelihood.predict(logits)), np.asarray(likelihood.probabilities(logits))
 
 
-def linear_model(train: Dataset, test: Dataset | None = None) -> LinearModel:
-    """Logistic regression for two classes, softmax regression for more."""
-    likelihood, num_outputs = (LOGISTIC, 1) if train.num_classes == 2 else (SOFTMAX, train.num_classes)
+def quality(data: Dataset, params: np.ndarray, likelihood: Likelihood, num_outputs: int) -> dict[str, float]:
+    """The likelihood's metrics of trained parameters (d,) on labelled rows. Non-private."""
+    rows = _labelled(data)
+    scores = likelihood.scores(_logits(rows.rows, jnp.asarray(params), num_outputs), rows.labels)
+    return {name: float(value) for name, value in likelihood.metrics(scores.mean(axis=0)).items()}
+
+
+def linear_model(train: Dataset, test: Dataset | None = None, *, likelihood: Likelihood | None = None) -> LinearModel:
+    """Logistic regression for two classes, softmax regression for more, one logistic output a label for sets of labels.
+
+    Args:
+      train, test: data with the same features and label names.
+      likelihood: MULTI_LABEL_MEAN for sets of labels, or SOFTMAX for two classes, instead of what the data asks for.
+
+    Raises: ValueError where the likelihood cannot take the labels.
+
+    >>> from noisecast.problems.datasets import Dataset
+    >>> data = Dataset("toy", np.eye(3), np.array([[0, 1], [1, -1], [-1, -1]]), ("php", "sql"))
+    >>> problem = linear_model(data)
+    >>> problem.name, problem.num_outputs, float(problem.evaluate(problem.initial_params(), 1.0)["loss"])
+    ('multi-label on toy', 2, 1.386...)
+    """
+    likelihood = likelihood or _usual_likelihood(train)
+    _check_labels(likelihood, train, test)
+    num_outputs = likelihood.num_outputs(train.num_classes)
     test_hash = test.content_hash if test is not None else "no test set"
     return LinearModel(
         train=_labelled(train),
@@ -195,6 +339,24 @@ def linear_model(train: Dataset, test: Dataset | None = None) -> LinearModel:
         name=f"{likelihood.name} on {train.name}",
         fingerprint=fingerprint_of(likelihood.name, num_outputs, train.content_hash, test_hash),
     )
+
+
+def _usual_likelihood(data: Dataset) -> Likelihood:
+    if data.has_label_sets:
+        return MULTI_LABEL
+    return LOGISTIC if data.num_classes == 2 else SOFTMAX
+
+
+def _check_labels(likelihood: Likelihood, train: Dataset, test: Dataset | None) -> None:
+    for data in (train, test):
+        if data is not None and data.has_label_sets != likelihood.takes_sets:
+            wanted, got = ("a set of labels", "one label")[:: 1 if likelihood.takes_sets else -1]
+            raise ValueError(
+                f"Expected {wanted} a row for {likelihood.name}, got {got} a row in {data.name}; read both with or "
+                "without a label separator."
+            )
+    if likelihood == LOGISTIC and train.num_classes != 2:
+        raise ValueError(f"Expected two classes for logistic, got {train.num_classes} in {train.name}; use softmax.")
 
 
 def _logits(rows: DenseRows | SparseRows, params: Array, num_outputs: int) -> Array:

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from noisecast.engines import dense
+from noisecast.engines import dense, simulate
 from noisecast.privacy.noise import Purpose, RandomRoot, jax_key, key_for
 from noisecast.runners.runner import Progress, groups_of, rows
 from noisecast.scenario import Scenario
@@ -48,9 +48,9 @@ class Sde:
         progress: Progress,
     ) -> pd.DataFrame:
         tables = []
-        groups = groups_of(scenarios, dense.group_key)
+        groups = groups_of(scenarios, lambda scenario: (_paths_of(scenario), *dense.group_key(scenario)))
         for number, group in enumerate(groups):
-            paths = _Paths(group, repeats=repeats, root=root, substeps=self.substeps)
+            paths = _paths_of(group[0])(group, repeats=repeats, root=root, substeps=self.substeps)
             records = []
             for step in [step for step in record_at if step <= group[0].num_steps]:
                 paths.advance(step)
@@ -60,8 +60,13 @@ class Sde:
         return pd.concat(tables, ignore_index=True)
 
 
-class _Paths:
-    """Paths of a group of scenarios, [repeat, scenario]."""
+def _paths_of(scenario: Scenario) -> Any:
+    """What draws its paths: the simulator where it can, else the general way, for any problem and theory."""
+    return simulate.SimulatedPaths if simulate.why_unsupported(scenario) is None else GeneralPaths
+
+
+class GeneralPaths:
+    """Paths of a group of scenarios, [repeat, scenario], in JAX."""
 
     def __init__(self, scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot, substeps: int):
         first = scenarios[0]

@@ -8,18 +8,25 @@ from noisecast.problems.datasets.archives import (
     Ratings,
     TaggedTexts,
     data_folder,
+    every_tag,
     first_tag,
     forum500,
     imdb,
     imdb_texts,
     movielens,
-    multi_hot,
     read_tagged_texts,
     stackoverflow,
 )
 from noisecast.problems.datasets.bundled import BUNDLED, bundled
 from noisecast.problems.datasets.catalogue import DATASETS, Entry
-from noisecast.problems.datasets.dataset import DataError, Dataset, Features, encode_labels
+from noisecast.problems.datasets.dataset import (
+    DataError,
+    Dataset,
+    Features,
+    encode_label_sets,
+    encode_labels,
+    label_sets,
+)
 from noisecast.problems.datasets.encoders import (
     Encoder,
     MatrixEncoder,
@@ -51,17 +58,19 @@ __all__ = [
     "TextKind",
     "bundled",
     "data_folder",
+    "encode_label_sets",
     "encode_labels",
     "encoder_from_json",
+    "every_tag",
     "first_tag",
     "forum500",
     "imdb",
     "imdb_texts",
+    "label_sets",
     "load_features",
     "load_file",
     "load_test_file",
     "movielens",
-    "multi_hot",
     "public_split",
     "read_bounds",
     "read_tagged_texts",

@@ -18,7 +18,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from noisecast.problems.datasets.dataset import DataError, Dataset, encode_labels, hash_arrays, listed
+from noisecast.problems.datasets.dataset import (
+    DataError,
+    Dataset,
+    encode_labels,
+    hash_arrays,
+    label_sets,
+    listed,
+)
 from noisecast.problems.datasets.encoders import TextEncoder, TextKind
 from noisecast.problems.datasets.files import csr_from_arrays, read_npz, whole_number
 from noisecast.problems.datasets.splits import public_split
@@ -328,19 +335,15 @@ def first_tag(data: TaggedTexts, tag_names: Sequence[str]) -> tuple[np.ndarray, 
     return rows, np.array(labels, dtype=np.int32)[rows]
 
 
-def multi_hot(data: TaggedTexts, tag_names: Sequence[str]) -> np.ndarray:
-    """All labels of each text: (n, K) int8, 1 where the text has the tag.
+def every_tag(data: TaggedTexts, tag_names: Sequence[str]) -> np.ndarray:
+    """All labels of each text: its tags' places in `tag_names`, other tags left out; (n, k) int32, padded with -1.
 
-    >>> multi_hot(TaggedTexts(("", ""), (("c", "a"), ("x",))), ("a", "b", "c"))
-    array([[1, 0, 1],
-           [0, 0, 0]], dtype=int8)
+    >>> every_tag(TaggedTexts(("", ""), (("c", "a"), ("x",))), ("a", "b", "c"))
+    array([[ 0,  2],
+           [-1, -1]], dtype=int32)
     """
     index = {tag: i for i, tag in enumerate(tag_names)}
-    labels = np.zeros((data.num_examples, len(index)), dtype=np.int8)
-    pairs = [(row, index[tag]) for row, tags in enumerate(data.tags) for tag in tags if tag in index]
-    if pairs:
-        labels[tuple(np.array(pairs).T)] = 1
-    return labels
+    return label_sets([[index[tag] for tag in tags if tag in index] for tags in data.tags])
 
 
 def stackoverflow(
@@ -350,6 +353,7 @@ def stackoverflow(
     vocabulary_size: int = 10_000,
     num_tags: int = 100,
     unit_rows: bool = False,
+    multi_label: bool = False,
 ) -> tuple[Dataset, Dataset]:
     """Titles of Stack Overflow questions, labelled with their first tag among the `num_tags` most frequent ones.
 
@@ -359,6 +363,7 @@ def stackoverflow(
     Args:
       data_dir: holds so_titles_tags_30k.csv.gz with the columns title and tags (joined by |).
       features: see `imdb`.
+      multi_label: label every title with all of those tags that it has, which may be none; no title is left out.
     """
     where = find(
         data_dir,
@@ -377,6 +382,9 @@ def stackoverflow(
         features = TextEncoder.fit(train.texts, features, vocabulary_size=vocabulary_size, unit_rows=unit_rows)
     parts = []
     for part in (train, test):
-        rows, labels = first_tag(part, names)
+        if multi_label:
+            rows, labels = range(part.num_examples), every_tag(part, names)
+        else:
+            rows, labels = first_tag(part, names)
         parts.append(Dataset("stackoverflow", features.encode(part.rows(rows).texts), labels, names))
     return parts[0], parts[1]

@@ -33,7 +33,8 @@ class Dataset:
     Args:
       name: what to call it in tables and messages.
       features: (n, p) float32, a NumPy array or a `scipy.sparse.csr_array` without duplicate entries.
-      labels: (n,) int32 in 0 .. len(label_names) - 1.
+      labels: (n,) int32 in 0 .. len(label_names) - 1; or sets of labels, (n, k) int32, each row padded with -1,
+        kept in increasing order, each label once, in as few columns as hold them; an empty set is a set.
       label_names: what each label was called in the file. Names read from a private file are themselves private.
 
     Raises: DataError if the shapes disagree, a label has no name or a feature is not finite.
@@ -43,6 +44,10 @@ class Dataset:
     (3, 3, 2, '...')
     >>> data.rows([2, 0]).labels
     array([1, 0], dtype=int32)
+    >>> Dataset("toy", np.eye(3), np.array([[1, 0, 1], [-1, 1, -1], [-1, -1, -1]]), ("php", "sql")).labels
+    array([[ 0,  1],
+           [ 1, -1],
+           [-1, -1]], dtype=int32)
     """
 
     name: str
@@ -53,17 +58,20 @@ class Dataset:
     def __post_init__(self):
         features = as_float32(self.features, self.name)
         labels = np.asarray(self.labels)
-        shapes_agree = features.ndim == 2 and labels.shape == features.shape[:1]
+        shapes_agree = features.ndim == 2 and labels.ndim in (1, 2) and labels.shape[:1] == features.shape[:1]
         if not shapes_agree or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(
-                f"Expected features (n, p) and integer labels (n,) in {self.name}, "
+                f"Expected features (n, p) and integer labels (n,), or sets of labels (n, k), in {self.name}, "
                 f"got {features.shape} and {labels.shape} of {labels.dtype}."
             )
-        if labels.size and not 0 <= labels.min() <= labels.max() < len(self.label_names):
+        lowest = 0 if labels.ndim == 1 else -1
+        if labels.size and not lowest <= labels.min() <= labels.max() < len(self.label_names):
             raise DataError(
-                f"Expected labels in 0 .. {len(self.label_names) - 1} in {self.name}, "
+                f"Expected labels in {lowest} .. {len(self.label_names) - 1} in {self.name}, "
                 f"got {labels.min()} .. {labels.max()}."
             )
+        if labels.ndim == 2:
+            labels = _canonical(labels)
         object.__setattr__(self, "features", features)
         object.__setattr__(self, "labels", labels.astype(np.int32, copy=False))
         object.__setattr__(self, "label_names", tuple(self.label_names))
@@ -80,6 +88,11 @@ class Dataset:
     def num_classes(self) -> int:
         return len(self.label_names)
 
+    @property
+    def has_label_sets(self) -> bool:
+        """Whether a row carries any number of labels, not exactly one."""
+        return self.labels.ndim == 2
+
     @cached_property
     def content_hash(self) -> str:
         """sha256 of the features, labels and label names (not of `name`): the same in every process."""
@@ -90,6 +103,32 @@ class Dataset:
         if not isinstance(indices, slice):
             indices = np.asarray(indices, dtype=None if np.size(indices) else np.int64)  # [] alone would be float
         return Dataset(self.name, self.features[indices], self.labels[indices], self.label_names)
+
+
+def label_sets(sets: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
+    """Sets of labels as (n, k) int32: increasing, each once, padded with -1 to the largest set.
+
+    >>> label_sets([[2, 0, 2], []])
+    array([[ 0,  2],
+           [-1, -1]], dtype=int32)
+    """
+    sizes = np.array([len(labels) for labels in sets], dtype=np.int64)
+    padded = np.full((len(sets), sizes.max(initial=1)), -1, np.int32)
+    row = np.repeat(np.arange(len(sets)), sizes)
+    slot = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    padded[row, slot] = [label for labels in sets for label in labels]
+    return _canonical(padded)
+
+
+def _canonical(labels: np.ndarray) -> np.ndarray:
+    """The one way to write sets of labels (n, k): increasing, each once, then -1; no column without a label but one."""
+    none = np.iinfo(np.int32).max  # sorts behind every label
+    ordered = np.sort(np.where(labels < 0, none, labels), axis=1)
+    ordered[:, 1:][ordered[:, 1:] == ordered[:, :-1]] = none
+    ordered = np.sort(ordered, axis=1)
+    longest = int((ordered != none).sum(axis=1).max(initial=0))
+    padded = np.pad(ordered, ((0, 0), (0, 1)), constant_values=none)[:, : max(longest, 1)]
+    return np.where(padded == none, -1, padded).astype(np.int32)
 
 
 def as_float32(features: Any, source: str = "the features") -> Features:
@@ -150,7 +189,8 @@ def encode_labels(
     Args:
       cells: (n,) strings or numbers; 1, 1.0 and "1" are one name.
       source: the file, for messages.
-      label_names: impose these names (a test file); otherwise they are found, and there must be two or more.
+      label_names: impose these names (public ones, or those of the training file); otherwise they are found, and there
+        must be two or more.
 
     Returns: labels (n,) int32, label names.
     Raises: DataError for a missing cell, a label not in `label_names`, one class only, or too many to be a label.
@@ -169,11 +209,47 @@ def encode_labels(
     index = {name: i for i, name in enumerate(label_names)}
     if unknown := found - set(index):
         row = next(i for i, name in enumerate(names) if name in unknown)
-        raise DataError(
-            f"Row {row + 1} of {source} has the label '{names[row][:40]}', which the training file does not; "
-            f"expected one of {listed(label_names)}."
-        )
+        raise _unknown_label(row, names[row], source, label_names)
     return np.array([index[name] for name in names], dtype=np.int32), tuple(label_names)
+
+
+def encode_label_sets(
+    cells: Sequence[str], separator: str, *, source: str, label_names: Sequence[str] | None = None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Sets of labels as integers, and the labels' names: sorted, or those imposed.
+
+    Args:
+      cells: (n,) texts, each with any number of labels and the separator between them. Blanks around a label and
+        repetitions do not count. A cell without labels is an empty set: the example says "none of them".
+      separator: one character or more.
+      source, label_names: see `encode_labels`; one name is enough, since it can be present or absent.
+
+    Returns: labels (n, k) int32, padded with -1, k the size of the largest set; label names.
+    Raises: DataError for a label not in `label_names`, no label at all, or too many to be labels.
+
+    >>> encode_label_sets(["sql|php", "", "php"], "|", source="a.csv")
+    (array([[ 0,  1],
+           [-1, -1],
+           [ 0, -1]], dtype=int32), ('php', 'sql'))
+    """
+    if not separator:
+        raise DataError("Expected a label separator of one character or more, got an empty one.")
+    sets = [set(filter(None, map(label_name, cell.split(separator)))) for cell in cells]
+    if label_names is None:
+        label_names = sorted(set().union(*sets), key=_by_size_then_alphabet)
+        _check_label_count(len(label_names), sets, source)
+    index = {name: i for i, name in enumerate(label_names)}
+    for row, names in enumerate(sets):
+        if unknown := names - index.keys():
+            raise _unknown_label(row, min(unknown), source, label_names)
+    return label_sets([[index[name] for name in names] for names in sets]), tuple(label_names)
+
+
+def _unknown_label(row: int, name: str, source: str, label_names: Sequence[str]) -> DataError:
+    return DataError(
+        f"Row {row + 1} of {source} has the label '{name[:40]}', which is not one of those expected: "
+        f"{listed(label_names)}."
+    )
 
 
 def label_name(cell) -> str:
@@ -200,6 +276,17 @@ def _check_class_count(num_classes: int, names: np.ndarray, source: str) -> None
         raise DataError(
             f"Expected a label with at most {MAX_CLASSES:,} classes, most of them repeated, got {num_classes:,} in the "
             f"{len(names):,} rows of {source}; this is probably an id or a measured value, name another label column."
+        )
+
+
+def _check_label_count(num_labels: int, sets: Sequence[set[str]], source: str) -> None:
+    given = sum(map(len, sets))
+    if not given:
+        raise DataError(f"Expected a label in {source}, got only rows without one; nothing can be learnt.")
+    if num_labels > MAX_CLASSES or (given > 2 and num_labels > 0.9 * given):
+        raise DataError(
+            f"Expected at most {MAX_CLASSES:,} labels, most of them repeated, got {num_labels:,} different ones of "
+            f"{given:,} in {source}; name another label column or separator."
         )
 
 

@@ -15,7 +15,16 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from noisecast.problems.datasets.dataset import DataError, Dataset, Features, encode_labels, listed
+from noisecast.problems.datasets.dataset import (
+    DataError,
+    Dataset,
+    Features,
+    encode_label_sets,
+    encode_labels,
+    first_repeated,
+    label_name,
+    listed,
+)
 from noisecast.problems.datasets.encoders import (
     Encoder,
     MatrixEncoder,
@@ -27,6 +36,7 @@ from noisecast.problems.datasets.encoders import (
 )
 from noisecast.problems.datasets.tables import (
     column_of,
+    decode,
     existing_file,
     file_suffix,
     read_bytes,
@@ -41,6 +51,8 @@ class ReadOptions:
 
     Args:
       label: the label's column in a table; svmlight and npz files say by themselves where it is.
+      label_separator: stands between the labels of a cell, any number of them, see `encode_label_sets`; None for one.
+      label_names: a file with public names of the labels, one a line; None to take them from the rows (then private).
       text: the column of a table that holds texts; all others but the label are then ignored.
       columns: the numeric columns to use; None for all but the label.
       text_kind: how texts become numbers, see `TextEncoder`.
@@ -52,6 +64,8 @@ class ReadOptions:
     """
 
     label: str = "label"
+    label_separator: str | None = None
+    label_names: str | Path | None = None
     text: str | None = None
     columns: tuple[str, ...] | None = None
     text_kind: TextKind = "term-frequency"
@@ -84,19 +98,22 @@ def load_file(path, options: ReadOptions | None = None) -> tuple[Dataset, Encode
     """
     options = options or ReadOptions()
     raw = _read(path)
-    labels, label_names = encode_labels(_label_cells(raw, options.label), source=raw.source)
+    imposed = None if options.label_names is None else read_label_names(options.label_names)
+    labels, label_names = _labels(raw, options.label, options.label_separator, imposed)
     encoder = _fit_encoder(raw, options)
     return Dataset(Path(path).name, encoder.encode(raw.rows, raw.source), labels, label_names), encoder
 
 
-def load_test_file(path, encoder: Encoder, label_names: Sequence[str], *, label: str = "label") -> Dataset:
+def load_test_file(
+    path, encoder: Encoder, label_names: Sequence[str], *, label: str = "label", label_separator: str | None = None
+) -> Dataset:
     """A labelled file, read with the encoder and the label names of the training file.
 
-    Raises: DataError, also for a label that the training file does not have.
+    Raises: DataError, also for a label that is not among the names.
     """
     raw = _read(path)
     features = encoder.encode(raw.rows, raw.source)
-    labels, names = encode_labels(_label_cells(raw, label), source=raw.source, label_names=label_names)
+    labels, names = _labels(raw, label, label_separator, label_names)
     return Dataset(Path(path).name, features, labels, names)
 
 
@@ -104,6 +121,19 @@ def load_features(path, encoder: Encoder) -> Features:
     """The (n, p) features of a file, whose labels may be missing and are not looked at."""
     raw = _read(path)
     return encoder.encode(raw.rows, raw.source)
+
+
+def read_label_names(path) -> tuple[str, ...]:
+    """Public names of the labels: one a line, each once, in the order of the model's outputs; empty lines are skipped.
+
+    Raises: DataError for a name given twice, or fewer than two.
+    """
+    names = [name for name in map(label_name, decode(read_bytes(path), path).splitlines()) if name]
+    if repeated := first_repeated(names):
+        raise DataError(f"Expected every label of {path} once, got '{repeated}' twice; remove one.")
+    if len(names) < 2:
+        raise DataError(f"Expected two labels or more in {path}, one a line, got {listed(names)}.")
+    return tuple(names)
 
 
 class _RawFile(NamedTuple):
@@ -120,6 +150,16 @@ def _read(path) -> _RawFile:
         raise DataError(f"Expected a file that ends in {', '.join(_READERS)} (and perhaps .gz), got {path}.")
     rows, labels = _READERS[suffix](path)
     return _RawFile(rows, labels, str(path))
+
+
+def _labels(
+    raw: _RawFile, label: str, separator: str | None, names: Sequence[str] | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    if separator is None:
+        return encode_labels(_label_cells(raw, label), source=raw.source, label_names=names)
+    if not isinstance(raw.rows, pd.DataFrame):
+        raise DataError(f"Expected a table for a label separator, got the matrix {raw.source}.")
+    return encode_label_sets(text_column(raw.rows, label, raw.source), separator, source=raw.source, label_names=names)
 
 
 def _label_cells(raw: _RawFile, label: str):

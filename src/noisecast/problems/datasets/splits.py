@@ -51,7 +51,9 @@ def split_by_content(data: Dataset, test_fraction: float) -> tuple[np.ndarray, n
 
 
 def _digest(data: Dataset, row: int) -> bytes:
-    digest = hashlib.sha256(str(int(data.labels[row])).encode())
+    labels = data.labels[row]
+    # Without the padding, which is as long as the longest set of all rows.
+    digest = hashlib.sha256(str(labels[labels >= 0].tolist() if data.has_label_sets else int(labels)).encode())
     features: Any = data.features
     if isinstance(features, np.ndarray):
         digest.update(features[row].tobytes())

@@ -185,7 +185,9 @@ def numeric_column(frame: pd.DataFrame, column: str, source: str) -> np.ndarray:
 def text_column(frame: pd.DataFrame, column: str, source: str) -> list[str]:
     """A column as texts (a missing one is empty); DataError naming the first row that is not text."""
     cells = column_of(frame, column, source).tolist()
-    texts = ["" if cell is None or cell is pd.NA or cell != cell else cell for cell in cells]
+    # Only a float is asked whether it is NaN: of a list, Parquet's other kind of cell, the question has no one answer.
+    missing = (cell is None or cell is pd.NA or (isinstance(cell, float) and cell != cell) for cell in cells)
+    texts: list[str] = ["" if nothing else cell for nothing, cell in zip(missing, cells)]
     for row, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             raise DataError(f"Expected text in column '{column}' of {source}, got {text!r} in row {row}.")
