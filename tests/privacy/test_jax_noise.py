@@ -47,9 +47,8 @@ def test_numbers_are_box_mullers_of_those_words(size):
 @pytest.mark.parametrize("scale, passes", [(1.0, True), (0.99, False), (1.01, False)])
 def test_noise_has_the_promised_scale(noise_std, scale, passes):
     zero = np.zeros((1000, 1000), np.float32)
-    drawn = scale * np.asarray(
-        private_mean(zero, standard_normal(KEY, 3, zero.shape), noise_std=noise_std, expected_batch_size=4), float
-    )
+    normals = standard_normal(KEY, 3, zero.shape)
+    drawn = scale * np.asarray(private_mean(zero, normals, noise_std=noise_std, expected_batch_size=4), float)
     statistic = np.sum((drawn / (noise_std / 4)) ** 2)
     p = 2 * min(stats.chi2.sf(statistic, drawn.size), stats.chi2.cdf(statistic, drawn.size))
     assert (p > 1e-6) == passes

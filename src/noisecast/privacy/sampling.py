@@ -410,7 +410,8 @@ def _generator(key: bytes, what: str, number: int) -> np.random.Generator:
     if isinstance(key, SecureKey):
         from randomgen import ChaCha
 
-        return np.random.Generator(ChaCha(key=int.from_bytes(digest, "big"), rounds=20))
+        cipher: Any = ChaCha(key=int.from_bytes(digest, "big"), rounds=20)
+        return np.random.Generator(cipher)
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
 
 
