@@ -13,11 +13,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import w1_imdb, w2_forum500, w3_movielens, w4_simulation, w5_stationary
+from benchmarks import curves, w1_imdb, w2_forum500, w3_movielens, w4_simulation, w5_stationary
 from benchmarks.race import Result, race
 
 WORKLOADS: tuple[ModuleType, ...] = (w1_imdb, w2_forum500, w3_movielens, w4_simulation, w5_stationary)
 RESULTS = Path(__file__).parent / "results" / "latest.json"
+CURVES = RESULTS.with_name("curves.json")
 VERSIONS_OF = ("noisecast", "numba", "numpy", "jax", "jax-privacy", "torch", "opacus", "torchsde", "diffrax")
 
 console = Console()
@@ -84,6 +85,46 @@ def main(
         console.print(table_of(rows))
         if not quick:
             write(rows, results, load)
+
+
+@app.command(name="curves")
+def cost_curves(
+    *, quick: bool = False, grid: bool = False, data_dir: str | None = None, core: int | None = None
+) -> None:
+    """What a run-step costs against n, d, non-zeros, runs and threads, and peak memory: a table and a picture.
+
+    Args:
+      quick: tiny data, to show that all is in order; nothing is written down.
+      grid: instead, how long the paper's grids take; --data-dir for the real data. Replaces these rows alone.
+      data_dir: folder with the data sets; else NOISECAST_DATA. Only the grids use it: curves are of stand-ins.
+      core: where everything runs that needs one; default the last one this process may use.
+    """
+    plan = curves.QUICK if quick else curves.Plan()
+    core = max(os.sched_getaffinity(0)) if core is None else core
+    if grid:
+        rows = curves.grids(plan, data_dir, core=core, say=console.print)
+    else:
+        task = curves.imdb_task(plan.imdb.data())
+        rows = [
+            *curves.cost_curves(plan, core=core, say=console.print),
+            *curves.thread_curve(plan, task, say=console.print),
+            *curves.memory(plan, say=console.print),
+        ]
+    if not quick:
+        write_curves(rows, grid=grid)
+
+
+def write_curves(rows: list[curves.Row], *, grid: bool) -> None:
+    """The new rows beside the other half's old ones; each row says on which machine it was found."""
+    found = [asdict(row) | {"part": "grid" if grid else "curves", "machine": machine()} for row in rows]
+    old = json.loads(CURVES.read_text(encoding="utf-8"))["rows"] if CURVES.exists() else []
+    found += [row for row in old if (row["part"] == "grid") != grid]
+    versions = {name: version_of(name) for name in ("noisecast", "numba", "numpy")}
+    load = round(os.getloadavg()[0], 2)
+    CURVES.write_text(json.dumps({"load_average": load, "versions": versions, "rows": found}, indent=1) + "\n")
+    if not grid:
+        curves.draw(rows).savefig(CURVES.with_suffix(".png"))
+    console.print(f"Written to {CURVES}; load average {load:.1f}.")
 
 
 def rows_of(workload: str, data: str, results: list[Result]) -> list[Row]:

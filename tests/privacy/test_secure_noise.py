@@ -159,12 +159,12 @@ def test_the_fast_generator_is_not_touched(monkeypatch):
     """With a secure root no key of privacy noise reaches the kernels' fast generator: its words may be anything."""
     scenario = question(DPSGD(learning_rate=1.0), num_features=200)
     run = RowSparseRun([scenario], repeats=[0], root=ROOT)
-    repeat = run._repeats[0]
-    assert repeat._scratch.cipher_start.shape == (16, _kernels.TILE_OF_FEW_LANES // 16)
+    block = run._blocks[0]
+    assert block._scratch.cipher_start.shape == (16, _kernels.TILE_OF_FEW_LANES // 16)
     words = key_words(noise_key(scenario, root=ROOT, repeat=0))
-    assert np.array_equal(repeat._scratch.cipher_start[4:12, 0], words)
-    blank = repeat._lanes._replace(**{f"key_{i}": np.zeros(1, np.uint32) for i in range(4)})
-    repeat._lanes = blank
+    assert np.array_equal(block._scratch.cipher_start[4:12, 0], words)
+    blank = block._lanes._replace(**{f"key_{i}": np.zeros(1, np.uint32) for i in range(4)})
+    block._lanes = blank
     run.advance(30)
     plain = RowSparseRun([scenario], repeats=[0], root=ROOT)
     plain.advance(30)

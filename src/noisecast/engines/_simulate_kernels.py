@@ -298,15 +298,24 @@ def adam_steps(params, mean, square, problem, lanes, batch_size, b1, b2, eps, be
 
 
 @numba.njit(**FAST)
-def _moments(params, problem, table, scratch):
-    """scratch.moments: h, s and the sign's scale mixture at every lane's |grad f|, as `ClippingTable.at` reads them."""
-    squares, row, share, moments = scratch.squares, scratch.row, scratch.share, scratch.moments
+def _squared_slopes(params, problem, scratch):
+    """scratch.squares: |grad f|^2 of every lane."""
+    squares = scratch.squares
     squares[:] = f32(0.0)
     for j in range(len(params)):
         x, h = params[j], problem.hessian_diag[j]
         for lane in range(len(squares)):
             slope = _slope(x[lane], h, problem)
             squares[lane] += slope * slope
+
+
+@numba.njit(**FAST)
+def _moments(table, scratch):
+    """scratch.moments: h, s and the sign's scale mixture at every lane's |grad f|, as `ClippingTable.at` reads them.
+
+    Leaves scratch.squares used up.
+    """
+    squares, row, share, moments = scratch.squares, scratch.row, scratch.share, scratch.moments
     last, outside = f32(table.points - 1), 0
     for lane in range(len(squares)):
         log_norm = f32(0.5) * _log(max(squares[lane], f32(1e-37)))
@@ -329,11 +338,13 @@ def _moments(params, problem, table, scratch):
 
 @numba.njit(**FAST)
 def sgd_paths(params, problem, lanes, table, substeps, begin, stop, scratch):
-    """dX = -h grad f dt + sqrt(eta) s dW."""
-    normals, pull, kick = scratch.normals, scratch.moments[0], scratch.moments[1]
+    """dX = -h grad f dt + sqrt(eta) s dW. The next step's |grad f| is summed while each coordinate is at hand."""
+    normals, pull, kick, squares = scratch.normals, scratch.moments[0], scratch.moments[1], scratch.squares
     time_step, spread = lanes.learning_rate / f32(substeps), lanes.learning_rate / f32(math.sqrt(substeps))
+    _squared_slopes(params, problem, scratch)
     for step in range(begin * substeps, stop * substeps):
-        _moments(params, problem, table, scratch)
+        _moments(table, scratch)
+        squares[:] = f32(0.0)
         for lane in range(len(pull)):
             pull[lane] *= time_step[lane]
             kick[lane] *= spread[lane]
@@ -344,6 +355,8 @@ def sgd_paths(params, problem, lanes, table, substeps, begin, stop, scratch):
                 x, h, noise = params[first + i], problem.hessian_diag[first + i], normals[i]
                 for lane in range(len(pull)):
                     x[lane] += kick[lane] * noise[lane] - pull[lane] * _slope(x[lane], h, problem)
+                    slope = _slope(x[lane], h, problem)
+                    squares[lane] += slope * slope
 
 
 @numba.njit(inline="always")
@@ -366,7 +379,8 @@ def sign_paths(params, problem, lanes, table, substeps, begin, stop, scratch):
     w1, w2, w3 = moments[3 if one else 7], moments[3 if one else 8], moments[3 if one else 9]
     time_step, spread = lanes.learning_rate / f32(substeps), lanes.learning_rate / f32(math.sqrt(substeps))
     for step in range(begin * substeps, stop * substeps):
-        _moments(params, problem, table, scratch)
+        _squared_slopes(params, problem, scratch)
+        _moments(table, scratch)
         for lane in range(len(slope)):
             slope[lane] = _INV_SQRT_2 * moments[0, lane] / max(moments[1, lane], f32(1e-30))
         for first in range(0, len(params), TILE):
@@ -395,7 +409,8 @@ def adam_paths(params, square, problem, lanes, table, b2, eps, substeps, begin, 
         weight = f32(1.0)
         if b2 > 0:
             weight = f32(math.expm1(math.log(b2) / substeps) / math.expm1((step + 1) * math.log(b2) / substeps))
-        _moments(params, problem, table, scratch)
+        _squared_slopes(params, problem, scratch)
+        _moments(table, scratch)
         for first in range(0, len(params), TILE):
             count = min(TILE, len(params) - first)
             normal_tile(normals, first, count, u32(0), u32(step), lanes.noise_key)

@@ -19,6 +19,7 @@ from noisecast.problems.rows import SparseRows
 from noisecast.scenario import Scenario
 
 STEPS_PER_CHUNK = 4096  # batches drawn at once: small beside the data, long beside a call
+LANES_OF_A_BLOCK = 64  # many enough to share what a batch costs, few enough for the cache, and for threads to share out
 
 
 def why_unsupported(scenario: Scenario) -> str | None:
@@ -39,7 +40,7 @@ def why_unsupported(scenario: Scenario) -> str | None:
 class RowSparseRun:
     """A group of scenarios at several repeats, in training; see `dense.DenseRun`, whose interface this is.
 
-    Each repeat has its own batches and its own copy of everything; its scenarios lie side by side in lanes. Repeats run
+    Each repeat has its own batches; its scenarios lie side by side in lanes, in blocks that the cache holds. Blocks run
     on threads of their own, without the interpreter's lock.
     """
 
@@ -48,11 +49,19 @@ class RowSparseRun:
         self.step = 0
         form: Any = _form_of(self.problem)
         train, test = (data and form.examples(data) for data in (self.problem.train, self.problem.test))
-        self._repeats = [_Repeat(scenarios, form, train, test, root=root, repeat=repeat) for repeat in repeats]
+        self._num_repeats = len(repeats)
+        # How many blocks depends on the group alone, not on this machine: a checkpoint may be continued on another.
+        count = -(-len(scenarios) * form.columns // LANES_OF_A_BLOCK)
+        parts = [part.tolist() for part in np.array_split(np.arange(len(scenarios)), min(count, len(scenarios)))]
+        self._blocks = [
+            _Block([scenarios[i] for i in part], form, train, test, root=root, repeat=repeat)
+            for repeat in repeats
+            for part in parts
+        ]
 
     def advance(self, to_step: int) -> None:
         """Take steps until `to_step` of them have been taken."""
-        self._each(lambda repeat: repeat.advance(self.step, to_step))
+        self._each(lambda block: block.advance(self.step, to_step))
         self.step = max(self.step, to_step)
 
     def block_until_ready(self) -> None:
@@ -60,25 +69,25 @@ class RowSparseRun:
 
     def evaluate(self) -> dict[str, np.ndarray]:
         """Every metric of the problem at the current parameters; (repeats, scenarios) each. Non-private."""
-        found = self._each(lambda repeat: repeat.evaluate(self.step))
-        return {name: np.stack([metrics[name] for metrics in found]) for name in found[0]}
+        found = self._each(lambda block: block.evaluate(self.step))
+        return {name: self._by_repeat([metrics[name] for metrics in found]) for name in found[0]}
 
     @property
     def params(self) -> np.ndarray:
         """Parameters after `step` steps; (repeats, scenarios, d) float32."""
-        return np.stack(self._each(lambda repeat: repeat.params(self.step)))
+        return self._by_repeat(self._each(lambda block: block.params(self.step)))
 
     def state(self) -> dict[str, np.ndarray]:
         """Everything needed to go on from here, postponed noise included; not for release."""
         arrays = {"step": np.asarray(self.step)}
-        for number, repeat in enumerate(self._repeats):
-            arrays |= {f"{name}_{number}": array.copy() for name, array in repeat.arrays().items()}
+        for number, block in enumerate(self._blocks):
+            arrays |= {f"{name}_{number}": array.copy() for name, array in block.arrays().items()}
         return arrays
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Continue from a `state()` of a run with the same scenarios, repeats and root."""
-        for number, repeat in enumerate(self._repeats):
-            for name, array in repeat.arrays().items():
+        for number, block in enumerate(self._blocks):
+            for name, array in block.arrays().items():
                 saved = state.get(f"{name}_{number}")
                 fits = saved is not None and saved.shape == array.shape and saved.dtype == array.dtype
                 if saved is None or not fits or not np.isfinite(saved).all():
@@ -87,14 +96,19 @@ class RowSparseRun:
                         "delete the checkpoint to start anew."
                     )
                 array[:] = saved
-            repeat.forget()
+            block.forget()
         self.step = int(state["step"])
 
-    def _each(self, work: Callable[["_Repeat"], Any]) -> list[Any]:
-        if len(self._repeats) == 1:
-            return [work(self._repeats[0])]
-        with ThreadPoolExecutor(min(len(self._repeats), os.cpu_count() or 1)) as pool:
-            return list(pool.map(work, self._repeats))
+    def _each(self, work: Callable[["_Block"], Any]) -> list[Any]:
+        if len(self._blocks) == 1:
+            return [work(self._blocks[0])]
+        with ThreadPoolExecutor(min(len(self._blocks), os.cpu_count() or 1)) as pool:
+            return list(pool.map(work, self._blocks))
+
+    def _by_repeat(self, found: list[np.ndarray]) -> np.ndarray:
+        """Arrays of blocks, (their scenarios, ...) each, as (repeats, scenarios, ...)."""
+        each = len(found) // self._num_repeats
+        return np.stack([np.concatenate(found[i : i + each]) for i in range(0, len(found), each)])
 
 
 @dataclass
@@ -118,8 +132,8 @@ class _LazyWeights:
         return {"weights": self._weights, "last": self._last}
 
 
-class _Repeat:
-    """The runs of one group at one repeat."""
+class _Block:
+    """Runs of one group at one repeat, side by side."""
 
     def __init__(self, scenarios: Sequence[Scenario], form: "_Form", train, test, *, root: RandomRoot, repeat: int):
         first = scenarios[0]
@@ -135,7 +149,7 @@ class _Repeat:
         self._weights = _LazyWeights(weights, np.zeros(rows, np.int32), self._kernels.flush)
         self._memory = [np.zeros((rows, lanes), np.float32) for _ in range(self._kernels.num_moments)]
         self._cipher = _cipher_states(scenarios, self._lanes, root, repeat)
-        self._scratch = _scratch(rows, self._cipher, lanes, int(first.mechanism.expected_batch_size) + 64)
+        self._scratch = _scratch(rows, lanes, int(first.mechanism.expected_batch_size) + 64, self._cipher)
 
     def advance(self, step: int, to_step: int) -> None:
         sampler: Any = self._mechanism.sampler
@@ -145,7 +159,7 @@ class _Repeat:
             batches, sizes = _packed(drawn.indices, drawn.mask)
             if batches.shape[1] > len(self._scratch.coefficients):
                 rows, lanes = len(self._scratch.stamp), len(self._lanes.lane)
-                self._scratch = _scratch(rows, self._cipher, lanes, batches.shape[1])
+                self._scratch = _scratch(rows, lanes, batches.shape[1], self._cipher)
             self._weights.steps(
                 self._kernels.steps, *self._memory, self._train, batches, sizes, self._lanes, self._form.columns,
                 *self._kernels.settings(self._optimizer, self._mechanism), step, self._scratch,
@@ -314,7 +328,7 @@ def _cipher_states(
     return states
 
 
-def _scratch(rows: int, cipher: np.ndarray | None, lanes: int, width: int) -> _kernels.Scratch:
+def _scratch(rows: int, lanes: int, width: int, cipher: np.ndarray | None = None) -> _kernels.Scratch:
     tile = _kernels.TILE if lanes >= _kernels.FEW_LANES else _kernels.TILE_OF_FEW_LANES
     states = np.zeros((16, 0), np.uint32) if cipher is None else np.tile(cipher, tile // WORDS)
     return _kernels.Scratch(

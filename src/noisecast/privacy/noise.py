@@ -50,7 +50,7 @@ class RandomRoot:
         generators (Threefry, Philox) that pass every statistical test but that nobody promises to be unpredictable.
 
     >>> RandomRoot.from_insecure_seed(7)
-    RandomRoot(insecure_seed=7)
+    RandomRoot(insecure_seed=7, secure_noise=False)
     """
 
     secret: bytes = field(repr=False)
