@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from benchmarks.linear_model import ROOT, SETTINGS, LinearTask, _scenarios, stand_in
+from benchmarks.linear_model import ROOT, SETTINGS, LinearTask, scenarios_of, stand_in
 from noisecast.problems.datasets import DataError, Dataset, forum500, imdb
 
 MEASURED = "measured"
@@ -290,7 +290,7 @@ def _start(
     from noisecast.engines.row_sparse import RowSparseRun
     from noisecast.problems.linear import linear_model
 
-    scenarios = _scenarios(task, optimizer, runs, 1.0)
+    scenarios = scenarios_of(task, optimizer, runs, 1.0)
     if len(scenarios) != runs:
         raise ValueError(f"Expected at most {len(scenarios)} runs a group, got {runs}; use several groups.")
     if test is not None:

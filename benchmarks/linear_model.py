@@ -52,7 +52,7 @@ class LinearTask:
         """The first batches of our own run as dense matrices: (B, p) float32 and labels (B,) int32."""
         from noisecast.engines.keys import batch_key
 
-        key = batch_key(_scenarios(self, "DP-SGD", 1, 1.0)[0], root=ROOT, repeat=0)
+        key = batch_key(scenarios_of(self, "DP-SGD", 1, 1.0)[0], root=ROOT, repeat=0)
         drawn = self.sampler.batches(key, 0, NUM_PEER_BATCHES, self.data.num_examples)
         rows = [indices[mask] for indices, mask in zip(drawn.indices, drawn.mask)]
         return [(self.data.features[row].toarray(), self.data.labels[row]) for row in rows]
@@ -66,7 +66,7 @@ class OurTrainee:
         from noisecast.engines.dense import DenseRun
 
         start: Callable = DenseRun if engine == "dense" else engines.start
-        self._run: Any = start(_scenarios(task, optimizer, runs, noise_multiplier), repeats=[0], root=ROOT)
+        self._run: Any = start(scenarios_of(task, optimizer, runs, noise_multiplier), repeats=[0], root=ROOT)
         if not type(self._run).__module__.endswith(engine):
             raise RuntimeError(f"Expected the engine {engine} for {task.data.name}, got {type(self._run).__module__}.")
 
@@ -110,7 +110,7 @@ def stand_in(*, name: str, num_examples: int, num_features: int, mean_words: int
     return Dataset(name, features, labels, tuple(str(label) for label in range(num_classes)))
 
 
-def _scenarios(task: LinearTask, optimizer: str, runs: int, noise_multiplier: float) -> list[Any]:
+def scenarios_of(task: LinearTask, optimizer: str, runs: int, noise_multiplier: float) -> list[Any]:
     from noisecast.optimizers import OPTIMIZERS
     from noisecast.privacy.mechanism import SampledGaussian
     from noisecast.privacy.sampling import Adjacency
