@@ -105,7 +105,9 @@ def stand_in(*, name: str, num_examples: int, num_features: int, mean_words: int
     words = rng.choice(num_features, lengths.sum(), p=frequencies / frequencies.sum())
     texts = np.repeat(np.arange(num_examples), lengths)
     shape = (num_examples, num_features)
-    features = scipy.sparse.csr_array((np.repeat(1.0 / lengths, lengths), (texts, words)), shape=shape)
+    features = scipy.sparse.csr_array(
+        (np.repeat(1.0 / lengths, lengths).astype(np.float32), (texts, words)), shape=shape
+    )
     labels = rng.integers(num_classes, size=num_examples)
     return Dataset(name, features, labels, tuple(str(label) for label in range(num_classes)))
 

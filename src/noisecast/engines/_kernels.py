@@ -51,9 +51,13 @@ LOGISTIC, SOFTMAX, MULTI_LABEL = 0, 1, 2  # values of Examples.likelihood
 
 
 class Examples(NamedTuple):
-    """CSR rows with their labels (n, most labels of a row; -1: none); norms are sqrt(|x|^2 + 1), rounded up."""
+    """Sparse rows with their labels (n, most labels of a row; -1: none); norms are sqrt(|x|^2 + 1), rounded up.
 
-    indptr: np.ndarray
+    Row i has the columns indices[begin[i]:end[i]] and values[begin[i]:end[i]].
+    """
+
+    begin: np.ndarray
+    end: np.ndarray
     indices: np.ndarray
     values: np.ndarray
     labels: np.ndarray
@@ -106,7 +110,7 @@ def _touch_features(examples, batch, step, scratch):
     stamp[bias], touched[0] = now, bias
     count = u32(1)
     for example in batch:
-        for entry in range(examples.indptr[example], examples.indptr[example + 1]):
+        for entry in range(examples.begin[example], examples.end[example]):
             row = examples.indices[entry]
             # No branch: whether a row is new is a coin toss, and a wrong guess costs more than the two stores.
             touched[count] = row
@@ -121,7 +125,7 @@ def _touch_features(examples, batch, step, scratch):
 def _fetch_features(examples, batch):
     """Rows of a data set are far apart in memory, and nothing else would ask for them in time."""
     for example in batch:
-        for entry in range(examples.indptr[example], examples.indptr[example + 1], LINE):
+        for entry in range(examples.begin[example], examples.end[example], LINE):
             prefetch(examples.indices, entry)
             prefetch(examples.values, entry)
 
@@ -158,7 +162,7 @@ def _logits(weights, examples, batch, out):
     lanes = weights.shape[1]
     bias = weights.shape[0] - 1
     for b in range(len(batch)):
-        begin, end = examples.indptr[batch[b]], examples.indptr[batch[b] + 1]
+        begin, end = examples.begin[batch[b]], examples.end[batch[b]]
         if lanes == 1:  # a sum in registers
             out[b, 0] = weights[bias, 0] + _dot(examples.indices, examples.values, begin, end, weights.reshape(-1))
             continue
@@ -256,7 +260,7 @@ def _add_outer(target, at, first, examples, batch, coefficients):
     """
     lanes = target.shape[1]
     for b in range(len(batch)):
-        begin, end = examples.indptr[batch[b]], examples.indptr[batch[b] + 1]
+        begin, end = examples.begin[batch[b]], examples.end[batch[b]]
         if lanes == 1:
             column, coefficient = target.reshape(-1), coefficients[b, 0]
             column[first] += coefficient
@@ -789,7 +793,7 @@ def evaluate(weights, examples, lanes, outputs, scratch, gradient, losses, score
         if len(gradient):
             for lane in range(weights.shape[1]):
                 gradient[bias, lane] += z[0, lane]
-            for entry in range(examples.indptr[example], examples.indptr[example + 1]):
+            for entry in range(examples.begin[example], examples.end[example]):
                 row, value = examples.indices[entry], examples.values[entry]
                 for lane in range(weights.shape[1]):
                     gradient[row, lane] += value * z[0, lane]

@@ -286,16 +286,20 @@ def _ratings(pairs: RatedPairs, problem: MatrixFactorization) -> _factor_kernels
 
 
 def _examples(data: Labelled, likelihood: int) -> _kernels.Examples:
-    """The data set's padded rows as CSR, on the host."""
+    """The data set's padded rows, seen from the host without a copy."""
     rows: Any = data.rows
-    indices, values = np.asarray(rows.indices), np.asarray(rows.values)
-    present = values != 0
-    indptr = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int64)
+    # Unsigned: compiled code need not ask whether a row number counts from the end.
+    indices, values = np.asarray(rows.indices).view(np.uint32), np.asarray(rows.values)
+    count, width = values.shape
+    begin = np.arange(count) * width
+    present = values[:, ::-1] != 0
+    end = begin + np.where(
+        present.any(axis=1), width - present.argmax(axis=1), 0
+    )  # behind the last that is not padding
     norms = np.sqrt(np.asarray(rows.squared_norms, np.float64) + 1.0).astype(np.float32)
     upwards = np.nextafter(norms, np.float32(np.inf))
     labels = np.asarray(data.labels, np.int32).reshape(len(norms), -1)
-    # Unsigned: compiled code need not ask whether a row number counts from the end.
-    return _kernels.Examples(indptr, indices[present].astype(np.uint32), values[present], labels, upwards, likelihood)
+    return _kernels.Examples(begin, end, indices.reshape(-1), values.reshape(-1), labels, upwards, likelihood)
 
 
 def _lanes(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repeat: int) -> _kernels.Lanes:

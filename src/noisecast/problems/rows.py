@@ -11,6 +11,8 @@ import scipy.sparse
 
 Array = jax.Array
 
+ROWS_AT_ONCE = 4096
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "squared_norms"], meta_fields=[])
 @dataclass(frozen=True)
@@ -90,21 +92,25 @@ def rows_from(features: np.ndarray | scipy.sparse.csr_array) -> DenseRows | Spar
             return _sparse_rows(csr, longest)
         features = csr.toarray()
     values, squared_norms = _finite_rows(np.asarray(features, dtype=np.float32))
-    return DenseRows(jnp.asarray(values), squared_norms)
+    return DenseRows(jnp.asarray(values), jnp.asarray(squared_norms))
 
 
 def _sparse_rows(csr: Any, longest: int) -> SparseRows:
-    counts = np.diff(csr.indptr)
-    row = np.repeat(np.arange(csr.shape[0]), counts)
-    slot = np.arange(csr.nnz) - np.repeat(csr.indptr[:-1], counts)
-    indices = np.zeros((csr.shape[0], longest), np.int32)
-    values = np.zeros((csr.shape[0], longest), np.float32)
-    indices[row, slot], values[row, slot] = csr.indices, csr.data
-    values, squared_norms = _finite_rows(values)
-    return SparseRows(jnp.asarray(indices), jnp.asarray(values), squared_norms, csr.shape[1])
+    count = csr.shape[0]
+    indices, values = np.zeros((count, longest), np.int32), np.zeros((count, longest), np.float32)
+    squared_norms = np.zeros(count, np.float32)
+    for first in range(0, count, ROWS_AT_ONCE):  # what is needed in between stays small beside the data
+        part = slice(first, min(first + ROWS_AT_ONCE, count))
+        begin, end = csr.indptr[first], csr.indptr[part.stop]
+        counts = np.diff(csr.indptr[first : part.stop + 1])
+        row = first + np.repeat(np.arange(len(counts)), counts)
+        slot = np.arange(begin, end) - np.repeat(csr.indptr[part], counts)
+        indices[row, slot], values[row, slot] = csr.indices[begin:end], csr.data[begin:end]
+        values[part], squared_norms[part] = _finite_rows(values[part])
+    return SparseRows(jnp.asarray(indices), jnp.asarray(values), jnp.asarray(squared_norms), csr.shape[1])
 
 
-def _finite_rows(values: np.ndarray) -> tuple[np.ndarray, Array]:
+def _finite_rows(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows and their squared norms. A row that is not finite becomes zeros of infinite norm: clipping takes it out."""
     finite = np.all(np.isfinite(values), axis=1)
     values = np.where(finite[:, None], values, np.float32(0.0))
@@ -112,4 +118,4 @@ def _finite_rows(values: np.ndarray) -> tuple[np.ndarray, Array]:
     with np.errstate(over="ignore"):  # too large for float32 is infinite, and clipped as such
         single = squared_norms.astype(np.float32)
     # Towards +inf: a norm that is a rounding error too small would let a clipped gradient exceed the clip norm.
-    return values, jnp.asarray(np.nextafter(single, np.float32(np.inf)))
+    return values, np.nextafter(single, np.float32(np.inf))
