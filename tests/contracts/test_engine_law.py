@@ -39,7 +39,7 @@ from noisecast import (
     matrix_factorization,
     quadratic,
 )
-from noisecast.engines import dense, row_sparse
+from noisecast.engines import _kernels, dense, row_sparse
 from noisecast.engines.dense import DenseRun
 from noisecast.engines.row_sparse import RowSparseRun
 from noisecast.engines.simulate import SimulatedRun
@@ -620,6 +620,39 @@ def test_explain_says_which_engine_and_why():
     assert isinstance(engines.start([population], repeats=(0,), root=ROOT), SimulatedRun)
     assert isinstance(engines.start([sparse], repeats=(0,), root=ROOT), RowSparseRun)
     assert row_sparse.why_unsupported(sparse) is None
+
+
+def residuals_of_one(likelihood: int, outputs: int, length: float, clip: float, logits: np.ndarray) -> np.ndarray:
+    """Clipped residuals of examples of norm `length`, label 0, with these logits: (examples, outputs)."""
+    out = logits.astype(np.float32)
+    n = len(out)
+    examples = _kernels.Examples(
+        begin=np.zeros(n, np.int64), end=np.zeros(n, np.int64), indices=np.zeros(0, np.uint32),
+        values=np.zeros(0, np.float32), labels=np.zeros((n, 1), np.int32),
+        norms=np.full(n, length, np.float32), likelihood=likelihood,
+    )  # fmt: skip
+    lanes = row_sparse._lanes([scenario(Case("row_sparse", "sgd", "poisson", "logistic"), clip=clip)], outputs, ROOT, 0)
+    batch = np.arange(n)
+    if likelihood == _kernels.LOGISTIC:
+        _kernels._clip_logistic(examples, batch, lanes, out)
+    elif likelihood == _kernels.SOFTMAX:
+        _kernels._clip_softmax(examples, batch, lanes, outputs, out)
+    else:
+        _kernels._clip_multi_label(examples, batch, lanes, outputs, out)
+    return out
+
+
+@pytest.mark.parametrize("likelihood, outputs", [(0, 1), (1, 2), (1, 3), (1, 500), (2, 1), (2, 500)])
+@pytest.mark.parametrize("clip", [1e-4, 1.0])
+def test_a_confident_example_alone_is_no_longer_than_the_clip_norm(likelihood, outputs, clip):
+    """Where the model is nearly sure, residuals are differences of nearly equal numbers: margins of -20 to 20."""
+    logits = np.zeros((2001, outputs))
+    logits[:, 0] = np.linspace(-20, 20, 2001)
+    for length in (1.0, 1e2, 1e4, 1e6):
+        clipped = residuals_of_one(likelihood, outputs, length, clip, logits).astype(np.float64)
+        lengths = np.linalg.norm(clipped, axis=1) * length
+        assert lengths.max() <= clip * (1 + 1e-6), f"length {length:g}: {lengths.max() / clip} C"
+        assert lengths.max() > 0.99 * min(clip, 0.5 * length)  # and is cut to C, no shorter
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])

@@ -72,6 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if missing is None:
             raise
         return _complain(f"This command needs {missing}; run pip install 'noisecast[{_EXTRAS[missing]}]'.")
+    except MemoryError as error:
+        return _complain(
+            f"Not enough memory on this machine ({error or 'allocation failed'}); ask for something smaller."
+        )
     except ValueError as error:
         return _complain(str(error))
     except KeyboardInterrupt as interruption:
@@ -90,10 +94,16 @@ def _insistent_interrupts() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, SECONDS_BETWEEN_INTERRUPTS)
         raise KeyboardInterrupt
 
+    def report(unraisable: sys.UnraisableHookArgs) -> None:  # of one that was dropped there is nothing to tell
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            hook(unraisable)
+
+    hook, sys.unraisablehook = sys.unraisablehook, report
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGALRM)}
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in previous.items():
             signal.signal(number, handler)

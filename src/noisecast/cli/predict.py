@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from cyclopts import Parameter
 
-from noisecast.cli.output import Json, number, print_json, to_watcher, whole_number
+from noisecast.cli.output import Json, number, print_json, to_watcher, warn, whole_number
 from noisecast.files import why_unwritable, written_whole
 from noisecast.model_dir import SavedModel, load_model
 from noisecast.problems.datasets import load_features, load_test_file
@@ -50,6 +50,8 @@ def predict(
         features, quality = data.features, saved.quality(data)
     guesses = _guesses(saved, features, top_k)
     several = top_k is not None or saved.has_label_sets
+    if not any(guesses):
+        warn(["No label's probability exceeds 1/2 in any row; --top-k K gives the K likeliest of each."])
     text = _as_csv(guesses, separator=(saved.label_separator or "|") if several else None)
     if output is not None:
         with written_whole(output) as temporary:

@@ -151,6 +151,8 @@ def train(
     logistic output for each label, which a row may have or not have.
     """
     options.check()
+    if secure_noise and insecure_seed is not None:
+        raise ValueError("Expected --insecure-seed or --secure-noise, got both: no cipher hides a seed that is known.")
     if secure_noise:
         import randomgen  # noqa: F401  (its absence is better known before the file is read)
     _check_places(output, resume)
@@ -220,6 +222,8 @@ def _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_no
     problem = linear_model(train, test)
     kind = OPTIMIZER_NAMES[optimizer]
     origin, warnings = "as given", warnings_for(mechanism, target_delta=delta)
+    if files.label_separator is not None and train.labels.shape[1] <= 1:
+        warnings.append(f"No row has more than one label: is '{files.label_separator}' what stands between them?")
     if learning_rate is None:
         squared_norm, guess = _squared_feature_norm(encoder)
         m, likelihood = problem.num_outputs, problem.likelihood

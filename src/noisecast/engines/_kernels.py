@@ -186,6 +186,16 @@ def _clip_logistic(examples, batch, lanes, out):
             out[b, lane] = clipped if length < f32(3e38) else f32(0.0)
 
 
+# The order of the sum is free, so that it runs along vectors; in float64, so that hundreds of outputs round nothing off
+# the norm that they are clipped by.
+@numba.njit(**ANY_ORDER)
+def _squared_length(z):
+    total = 0.0
+    for m in range(len(z)):
+        total += np.float64(z[m]) * np.float64(z[m])
+    return total
+
+
 @numba.njit(**FAST)
 def _clip_softmax(examples, batch, lanes, outputs, out):
     """Logits to residuals softmax(z) - onehot(y), times the clip factor of their run; `outputs` lanes a run."""
@@ -200,29 +210,17 @@ def _clip_softmax(examples, batch, lanes, outputs, out):
             for m in range(outputs):
                 z[m] = exponential(z[m] - largest)
                 total += z[m]
-            square = f32(0.0)
             for m in range(outputs):
                 z[m] = z[m] / total
-                square += z[m] * z[m]
-            square += f32(1.0) - f32(2.0) * z[label]  # |p - onehot|^2 = |p|^2 - 2 p_y + 1
             z[label] -= f32(1.0)
-            length = f32(math.sqrt(max(square, f32(0.0)))) * norm
+            # Of the residuals themselves: |p|^2 - 2 p_y + 1 would cancel where p_y is near 1, and let them through.
+            length = f32(math.sqrt(_squared_length(z))) * norm
             factor = min(f32(1.0), lanes.clip[first] / max(length, f32(1e-38)))
             if not length < f32(3e38):
                 factor = f32(0.0)
                 z[:] = f32(0.0)
             for m in range(outputs):
                 z[m] *= factor
-
-
-# The order of the sum is free, so that it runs along vectors; in float64, so that hundreds of outputs round nothing off
-# the norm that they are clipped by.
-@numba.njit(**ANY_ORDER)
-def _squared_length(z):
-    total = 0.0
-    for m in range(len(z)):
-        total += np.float64(z[m]) * np.float64(z[m])
-    return total
 
 
 @numba.njit(**FAST)
