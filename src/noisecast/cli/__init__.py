@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from cyclopts import App, CycloptsError, MissingArgumentError
 
@@ -94,7 +95,7 @@ def _insistent_interrupts() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, SECONDS_BETWEEN_INTERRUPTS)
         raise KeyboardInterrupt
 
-    def report(unraisable: sys.UnraisableHookArgs) -> None:  # of one that was dropped there is nothing to tell
+    def report(unraisable: Any) -> None:  # of one that was dropped there is nothing to tell
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             hook(unraisable)
 
