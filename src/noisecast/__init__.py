@@ -31,6 +31,7 @@ _HOMES = {
     "DPSignSGD": "noisecast.optimizers",
     "Scenario": "noisecast.scenario",
     "ClosedForm": "noisecast.runners",
+    "Moments": "noisecast.runners",
     "Sde": "noisecast.runners",
     "Training": "noisecast.runners",
     "answer": "noisecast.runners",

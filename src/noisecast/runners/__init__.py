@@ -6,12 +6,16 @@ import pandas as pd
 
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners.closed_form import ClosedForm
+from noisecast.runners.moments import Moments
 from noisecast.runners.runner import Progress, Runner
 from noisecast.runners.sde import Sde
 from noisecast.runners.training import Training
 from noisecast.scenario import Scenario
 
+# Moments answers quadratics and binary logistic models so far: it is asked by name, `runners=[Moments()]`.
 RUNNERS: tuple[Runner, ...] = (Training(), Sde(), ClosedForm())
+
+__all__ = ["RUNNERS", "ClosedForm", "Moments", "Runner", "Sde", "Training", "answer", "refusals"]
 
 
 def answer(

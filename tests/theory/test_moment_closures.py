@@ -1,0 +1,190 @@
+"""The closures against plain loops, against each other, and against exact laws. No randomness."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, special, stats
+
+from noisecast.theory import sign_lattice_law, sign_moments_closure, sign_second_moment_linear
+from noisecast.theory.clipping import clipping_expectations, low_dimension_clipping_expectations
+from noisecast.theory.moment_closures import (
+    SIGN_CLOSURE,
+    GradientLaw,
+    InjectedNoise,
+    advance_covariance,
+    advance_variance,
+    expected_norm,
+    geometric_sum,
+    krylov_response,
+    logistic_expectations,
+    momentum_noise,
+    quadratic_step,
+    sign_response,
+)
+
+
+def sign_floor(rho: float, num_steps: int) -> float:
+    """E x^2 in units of eta^2 after many steps of the closure on f = x^2/2 with s = 1/rho, eta = 1."""
+    mean, variance = np.zeros(1), np.zeros(1)
+    for _ in range(num_steps):
+        law = GradientLaw(mean, variance, 1 / rho**2)
+        mean, variance = quadratic_step(
+            mean, variance, curvature=1.0, law=law, closure=SIGN_CLOSURE, memory=None, learning_rate=1.0
+        )
+    return float((mean**2 + variance)[0])
+
+
+@pytest.mark.parametrize("rho, tolerance, num_steps", [(0.1, 2e-4, 400), (1.0, 2e-2, 60)])
+def test_sign_floor_is_the_birth_death_chains(rho, tolerance, num_steps):
+    points, law = sign_lattice_law(
+        -1, initial_param=0.0, gradient=lambda x: x, gradient_noise_std=1 / rho, learning_rate=1.0, half_width=200
+    )
+    exact = float(law @ points**2)
+    linear = float(
+        sign_second_moment_linear(
+            10**6, initial_params=np.zeros(1), hessian_diag=np.ones(1), gradient_noise_std=1 / rho, learning_rate=1.0
+        )[0]
+    )
+    print(f"\nrho = {rho}: closure {sign_floor(rho, num_steps) / exact - 1:+.3%}, linear {linear / exact - 1:+.2%}")
+    assert abs(sign_floor(rho, num_steps) / exact - 1) < tolerance
+    assert abs(linear / exact - 1) > tolerance  # the control: the linearised algorithm is seen to be wrong
+
+
+def test_sign_transient_is_the_chains_and_the_other_closures():
+    """Signal-to-noise ratio 3 at the start, where the linear theory errs by tens of per cent."""
+    eta, start, num_steps = 0.01, 3.0, 500
+    mean, variance = np.array([start]), np.zeros(1)
+    for _ in range(num_steps):
+        law = GradientLaw(mean, variance, 1.0)
+        mean, variance = quadratic_step(
+            mean, variance, curvature=1.0, law=law, closure=SIGN_CLOSURE, memory=None, learning_rate=eta
+        )
+    second = float((mean**2 + variance)[0])
+    settings = {"initial_params": np.array([start]), "hessian_diag": np.ones(1), "learning_rate": eta}
+    _, other = sign_moments_closure(num_steps, gradient_noise_std=1.0, **settings)
+    points, law = sign_lattice_law(
+        num_steps, initial_param=start, gradient=lambda x: x, gradient_noise_std=1.0, learning_rate=eta, half_width=500
+    )
+    assert second == pytest.approx(other[-1, 0], rel=1e-10)
+    assert second == pytest.approx(float(law @ points**2), rel=2e-4)
+
+
+@pytest.mark.parametrize("factors, weights", [((1.0,), (1.0,)), ((0.5, 2.0, 1.0), (0.3, 0.3, 0.4))])
+def test_the_gain_of_a_sign_is_the_slope_of_its_expectation(factors, weights):
+    mean, step = np.array([-2.0, -0.1, 0.0, 0.7, 3.0]), 1e-5
+
+    def response(shift):
+        return sign_response(GradientLaw(mean + shift, 0.3, 0.8, factors, weights))
+
+    slope = (response(step)[0] - response(-step)[0]) / (2 * step)
+    np.testing.assert_allclose(response(0.0)[1], slope, rtol=1e-6)
+
+
+def test_geometric_sum_is_the_sum():
+    x = np.array([0.0, 1e-16, 1e-9, 0.3, 1.0, 1.7, 2.0, 2.5, -0.1])
+    for n in (1, 2, 7, 30):
+        plain = sum((1 - x) ** i for i in range(n))
+        np.testing.assert_allclose(geometric_sum(x, n), plain, rtol=1e-9, atol=1e-12)
+
+
+def plain_example():
+    rng = np.random.default_rng(20_261_120)
+    square = rng.normal(size=(5, 8))
+    jacobian = square @ square.T / 8
+    noise = np.cov(rng.normal(size=(5, 30)))
+    return jacobian, rng.uniform(0.1, 1.0, 5), noise, 0.2 * np.eye(5), rng.normal(size=5)
+
+
+@pytest.mark.parametrize("learning_rate", [0.01, 0.9])
+def test_many_frozen_steps_are_so_many_single_ones(learning_rate):
+    jacobian, gain, noise, covariance, force = plain_example()
+    n = 23
+    step = np.eye(5) - learning_rate * gain[:, None] * jacobian
+    plain, travelled = covariance, np.zeros(5)
+    for _ in range(n):
+        plain = step @ plain @ step.T + learning_rate**2 * noise
+        travelled = (np.eye(5) - learning_rate * jacobian) @ travelled + force
+    fast = advance_covariance(
+        covariance, jacobian=jacobian, gain=gain, noise=noise, learning_rate=learning_rate, num_steps=n
+    )
+    np.testing.assert_allclose(fast, plain, rtol=1e-9, atol=1e-12)
+    response = krylov_response(lambda v: learning_rate * (jacobian @ v), force, n, tolerance=1e-12)
+    np.testing.assert_allclose(response, travelled, rtol=1e-8)
+    diagonal = np.diag(np.diag(jacobian))
+    alone = advance_variance(
+        np.diag(covariance), jacobian=np.diag(jacobian), gain=gain, noise=np.diag(noise),
+        learning_rate=learning_rate, num_steps=n,
+    )  # fmt: skip
+    together = advance_covariance(
+        covariance, jacobian=diagonal, gain=gain, noise=np.diag(np.diag(noise)),
+        learning_rate=learning_rate, num_steps=n,
+    )  # fmt: skip
+    np.testing.assert_allclose(np.diag(together), alone, rtol=1e-9)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("mean, std", [(0.0, 0.3), (-1.5, 1.0), (2.0, 3.0)])
+def test_logistic_expectations_are_the_integrals(label, mean, std):
+    bound = 0.35
+    found = logistic_expectations(np.array([mean]), np.array([std**2]), np.array([label]), np.array([bound]))
+
+    def expected(function):
+        def weighted(z):
+            return function(z) * stats.norm.pdf(z, mean, std)
+
+        kinks = [float(special.logit(bound)), float(special.logit(1 - bound))]
+        return integrate.quad(weighted, mean - 9 * std, mean + 9 * std, points=kinks, limit=400)[0]
+
+    def clamped(z):
+        return np.clip(special.expit(z) - label, -bound, bound)
+
+    def slope(z):
+        return special.expit(z) * special.expit(-z) * (abs(special.expit(z) - label) < bound)
+
+    # The kink of the clamp is what 24 nodes see least of; over many examples it averages out.
+    assert found.residual[0] == pytest.approx(expected(clamped), abs=2e-3)
+    assert found.squared_residual[0] == pytest.approx(expected(lambda z: clamped(z) ** 2), abs=2e-3)
+    assert found.slope[0] == pytest.approx(expected(slope), abs=1e-2)
+    assert found.full_residual[0] == pytest.approx(expected(lambda z: special.expit(z) - label), abs=1e-4)
+    assert found.loss[0] == pytest.approx(expected(lambda z: np.logaddexp(0, z) - label * z), abs=1e-4)
+    is_clipped = expected(lambda z: float(abs(special.expit(z) - label) > bound))
+    assert found.clip_fraction[0] == pytest.approx(is_clipped, abs=1e-7)
+    assert found.probability_of_right[0] == pytest.approx(stats.norm.cdf((2 * label - 1) * mean / std), abs=1e-12)
+
+
+def test_momentum_counts_the_first_gradients_several_times():
+    b1, n = 0.9, 40
+    averages = np.zeros((n, n))  # of an impulse at step i, at step k
+    for i in range(n):
+        average = 0.0
+        for k in range(n):
+            average = b1 * average + (1 - b1) * (k == i)
+            averages[i, k] = average / (1 - b1 ** (k + 1))
+    for steps in (1, 5, 40):
+        assert momentum_noise(steps, b1=b1) == pytest.approx(np.sum(averages[:, :steps].sum(axis=1) ** 2))
+    assert momentum_noise(5001, b1=b1) - momentum_noise(5000, b1=b1) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("num_params", [3, 400])
+@pytest.mark.parametrize("nu", [1.0, 5.0, math.inf])
+def test_injected_noise_is_clippings(num_params, nu):
+    law = {"num_params": num_params, "example_noise_std": 0.2, "degrees_of_freedom": nu, "l2_clip_norm": 1.0}
+    found = InjectedNoise.tabulated(**law, largest_norm=100.0)
+    expectations = low_dimension_clipping_expectations if num_params == 3 else clipping_expectations
+    for norm in (0.05, 0.8, 3.0):
+        exact = expectations(np.array([norm]), **law)
+        h, variance = found.at(norm)
+        assert h == pytest.approx(exact.shrink_factor[0], rel=5e-3)
+        trace = exact.second_moment[0] - (exact.shrink_factor[0] * norm) ** 2
+        assert variance * num_params == pytest.approx(trace, rel=1e-2)
+
+
+def test_injected_noise_is_exact_without_clipping():
+    for num_params in (3, 400):
+        law = {"num_params": num_params, "example_noise_std": 0.2, "degrees_of_freedom": math.inf}
+        assert InjectedNoise.tabulated(**law, l2_clip_norm=1e4, largest_norm=10.0).at(2.0) == (1.0, 0.2**2)
+
+
+def test_expected_norm_of_a_gaussian():
+    assert expected_norm(9.0, 18.0) == pytest.approx(stats.chi(9).mean(), rel=1e-12)
