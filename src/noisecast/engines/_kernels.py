@@ -197,6 +197,21 @@ def _squared_length(z):
 
 
 @numba.njit(**FAST)
+def _clip_residuals(z, norm, clip):
+    """z min(1, C / (|z| norm)): the residuals of one run, by the length of the very numbers that are added.
+
+    A shortcut for that length, |p|^2 - 2 p_y + 1 of softmax, would cancel where p_y is near 1, and let them through.
+    """
+    length = f32(math.sqrt(_squared_length(z))) * norm
+    factor = min(f32(1.0), clip / max(length, f32(1e-38)))
+    if not length < f32(3e38):
+        factor = f32(0.0)
+        z[:] = f32(0.0)
+    for m in range(len(z)):
+        z[m] *= factor
+
+
+@numba.njit(**FAST)
 def _clip_softmax(examples, batch, lanes, outputs, out):
     """Logits to residuals softmax(z) - onehot(y), times the clip factor of their run; `outputs` lanes a run."""
     for b in range(len(batch)):
@@ -213,14 +228,7 @@ def _clip_softmax(examples, batch, lanes, outputs, out):
             for m in range(outputs):
                 z[m] = z[m] / total
             z[label] -= f32(1.0)
-            # Of the residuals themselves: |p|^2 - 2 p_y + 1 would cancel where p_y is near 1, and let them through.
-            length = f32(math.sqrt(_squared_length(z))) * norm
-            factor = min(f32(1.0), lanes.clip[first] / max(length, f32(1e-38)))
-            if not length < f32(3e38):
-                factor = f32(0.0)
-                z[:] = f32(0.0)
-            for m in range(outputs):
-                z[m] *= factor
+            _clip_residuals(z, norm, lanes.clip[first])
 
 
 @numba.njit(**FAST)
@@ -241,13 +249,7 @@ def _clip_multi_label(examples, batch, lanes, outputs, out):
         for first in range(0, out.shape[1], outputs):
             z = out[b, first : first + outputs]
             _to_residuals(z, labels)
-            length = f32(math.sqrt(_squared_length(z))) * norm
-            factor = min(f32(1.0), lanes.clip[first] / max(length, f32(1e-38)))
-            if not length < f32(3e38):
-                factor = f32(0.0)
-                z[:] = f32(0.0)
-            for m in range(outputs):
-                z[m] *= factor
+            _clip_residuals(z, norm, lanes.clip[first])
 
 
 @numba.njit(**FAST)

@@ -2,8 +2,8 @@
 
 The words are those of `jax.extend.random.threefry_2x32` (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
 SC 2011), written out round by round: JAX's own lowering rolls the rounds into a loop that a CPU does not vectorise, and
-derives a new key a step. Here a step is half of the counter. On this way a Gaussian costs a third of the time; on a GPU
-nothing changes. Float32 Box-Muller ends at 6.8 standard deviations: research grade, like `counter_noise`.
+derives a new key a step. Here a step is half of the counter. Float32 Box-Muller ends at 6.8 standard deviations:
+research grade, like `counter_noise`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def standard_normal(key: Array, step: Any, shape: tuple[int, ...]) -> Array:
         return lax.complex(*(lax.bitcast_convert_type(word, jnp.float32) for word in threefry(key, index, low)))
 
     # A loop of one turn, of a length that XLA cannot know: else the rounds are fused into whatever uses the words, in
-    # a loop that does not vectorise (15 times slower, measured).
+    # a loop that does not vectorise.
     pair = lax.fori_loop(0, jnp.minimum(step + 1, 1), words, jnp.zeros(index.shape, jnp.complex64))
     first, second = (lax.bitcast_convert_type(part, jnp.uint32) for part in (pair.real, pair.imag))
     return jnp.concatenate(_box_muller(first, second))[:size].reshape(shape)

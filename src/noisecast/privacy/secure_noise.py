@@ -47,7 +47,7 @@ def chacha20(start, words, count):
 
     Rounds outside and blocks inside: sixteen rows of n words stay in the cache, and the loop vectorises.
     """
-    words[:] = start
+    words[:, :count] = start[:, :count]
     for _ in range(10):
         for i in range(count):
             x0, x4, x8, x12 = _quarter_round(words[0, i], words[4, i], words[8, i], words[12, i])
