@@ -8,31 +8,21 @@ from scipy import integrate, special, stats
 
 from noisecast.theory import sign_lattice_law, sign_moments_closure, sign_second_moment_linear
 from noisecast.theory.clipping import clipping_expectations, low_dimension_clipping_expectations
-from noisecast.theory.moment_closures import (
-    SIGN_CLOSURE,
-    GradientLaw,
-    InjectedNoise,
-    advance_covariance,
-    advance_variance,
-    expected_norm,
-    geometric_sum,
-    krylov_response,
-    logistic_expectations,
-    momentum_noise,
-    quadratic_step,
-    sign_response,
-)
+from noisecast.theory.closures import SIGN_CLOSURE, GradientLaw, expected_norm, sign_response
+from noisecast.theory.dp_adam import momentum_noise
+from noisecast.theory.frozen_steps import advance_covariance, advance_variance, geometric_sum, krylov_response
+from noisecast.theory.logistic_moments import logistic_expectations
+from noisecast.theory.quadratic_moments import InjectedNoise, recursion_of
+
+SIGN = recursion_of(SIGN_CLOSURE)
 
 
 def sign_floor(rho: float, num_steps: int) -> float:
     """E x^2 in units of eta^2 after many steps of the closure on f = x^2/2 with s = 1/rho, eta = 1."""
-    mean, variance = np.zeros(1), np.zeros(1)
-    for _ in range(num_steps):
-        law = GradientLaw(mean, variance, 1 / rho**2)
-        mean, variance = quadratic_step(
-            mean, variance, curvature=1.0, law=law, closure=SIGN_CLOSURE, memory=None, learning_rate=1.0
-        )
-    return float((mean**2 + variance)[0])
+    at = SIGN.start(np.zeros(1))
+    for step in range(num_steps):
+        at = SIGN.step(at, step, 1.0, GradientLaw(at.mean, at.variance, 1 / rho**2), 1.0)
+    return float((at.mean**2 + at.variance)[0])
 
 
 @pytest.mark.parametrize("rho, tolerance, num_steps", [(0.1, 2e-4, 400), (1.0, 2e-2, 60)])
@@ -54,13 +44,10 @@ def test_sign_floor_is_the_birth_death_chains(rho, tolerance, num_steps):
 def test_sign_transient_is_the_chains_and_the_other_closures():
     """Signal-to-noise ratio 3 at the start, where the linear theory errs by tens of per cent."""
     eta, start, num_steps = 0.01, 3.0, 500
-    mean, variance = np.array([start]), np.zeros(1)
-    for _ in range(num_steps):
-        law = GradientLaw(mean, variance, 1.0)
-        mean, variance = quadratic_step(
-            mean, variance, curvature=1.0, law=law, closure=SIGN_CLOSURE, memory=None, learning_rate=eta
-        )
-    second = float((mean**2 + variance)[0])
+    at = SIGN.start(np.array([start]))
+    for step in range(num_steps):
+        at = SIGN.step(at, step, 1.0, GradientLaw(at.mean, at.variance, 1.0), eta)
+    second = float((at.mean**2 + at.variance)[0])
     settings = {"initial_params": np.array([start]), "hessian_diag": np.ones(1), "learning_rate": eta}
     _, other = sign_moments_closure(num_steps, gradient_noise_std=1.0, **settings)
     points, law = sign_lattice_law(

@@ -78,6 +78,3 @@ def _repeats(num_seeds: int, insecure_seeds: Sequence[int] | None) -> tuple[list
         raise ValueError(f"Expected insecure_seeds to be distinct numbers, at least one, got {list(insecure_seeds)}.")
     # One root for all of them: repeat r is the same run whichever other seeds stand beside it.
     return list(insecure_seeds), RandomRoot.from_insecure_seed(0)
-
-
-__all__ = ["RUNNERS", "ClosedForm", "Runner", "Sde", "Training", "answer", "refusals"]

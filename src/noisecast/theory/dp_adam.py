@@ -5,9 +5,13 @@ rate b1 changes nothing, and v_hat, the average of the past g^2, is a state with
 """
 
 import math
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from noisecast.theory._namespace import special_and_math
+from noisecast.theory.closures import Closure, GradientLaw, QuadraticRecursion
 from noisecast.theory.optimizer_theory import GradientMoments, OptimizerTheory
 
 Array = Any
@@ -117,6 +121,120 @@ def floor_bound(
     return learning_rate * num_params * smoothness * gradient_noise_std / (4 * pl_constant * shrink_factor)
 
 
+# --- The closure --------------------------------------------------------------------------------------------------
+
+
+def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
+    """u = g/(sqrt v + eps), v the average of E g^2 so far (`advance_second_moment`): a mean field for v_hat.
+
+    b1 makes the first steps noisier (`momentum_noise`) and lets the mean lag by b1/(1 - b1) steps; to first order in
+    the learning rate it changes nothing else. Valid when: b2 >= 0.9, eta h/s < 1 - b1.
+
+    >>> closure = adam_closure(b1=0.9, b2=0.999, eps=0.0)
+    >>> law = GradientLaw(np.array([3.0]), 0.0, 16.0)
+    >>> closure.response(law, closure.memory(None, law, 0, 1))[0]
+    array([0.6])
+    """
+
+    def gain(v: Array) -> Array:
+        return 1 / (np.sqrt(v) + eps)
+
+    def memory(v: Array | None, law: GradientLaw, step: int, num_steps: int) -> Array:
+        moments = GradientMoments(law.mean, np.sqrt(law.variance))
+        start = np.zeros_like(law.mean) if v is None else v
+        return advance_second_moment(start, moments, step, num_steps, b2=b2)
+
+    def covariance(mean: Array, covariance: Array, v: Array) -> Array:
+        k = gain(v[: len(mean)])
+        return k[:, None] * covariance * k
+
+    return Closure(
+        response=lambda law, v: (gain(v) * law.mean, gain(v)),
+        covariance=covariance,
+        variance=lambda law, v: gain(v) ** 2 * law.variance,
+        memory=memory,
+        noise_share=lambda step, num_steps: (
+            (momentum_noise(step + num_steps, b1=b1) - momentum_noise(step, b1=b1)) / num_steps
+        ),
+        lag=b1 / (1 - b1),
+        quadratic=QuadraticRecursion(AdamMoments.start, partial(quadratic_step, b1=b1, b2=b2, eps=eps)),
+    )
+
+
+def momentum_noise(num_steps: int, *, b1: float) -> float:
+    """Var(sum_{k < n} m_hat_k) for white noise g_i of variance 1: n without momentum, more early on, then n + constant.
+
+    sum_k m_hat_k = sum_i w_i g_i, w_i = sum_{k = i}^{n-1} (1 - b1) b1^(k-i)/(1 - b1^(k+1)): the bias correction makes
+    the first gradients count several times. Own derivation.
+
+    >>> momentum_noise(1, b1=0.9), momentum_noise(7, b1=0.0)
+    (1.0, 7.0)
+    >>> round(momentum_noise(10, b1=0.9), 2)
+    15.0
+    """
+    known = _momentum_noises(b1)
+    return float(known[min(num_steps, len(known) - 1)] + max(0, num_steps - len(known) + 1))
+
+
+@cache
+def _momentum_noises(b1: float) -> np.ndarray:
+    """`momentum_noise` of 0, 1, ... steps, until it grows by one a step."""
+    longest = min(math.ceil(16 / (1 - b1)), 2000)
+    weights, totals = np.zeros(longest), [0.0]
+    powers = b1 ** np.arange(longest, dtype=float)
+    for k in range(longest):
+        weights[: k + 1] += (1 - b1) * powers[k::-1] / (1 - b1 ** (k + 1))
+        totals.append(float(weights @ weights))
+    return np.array(totals)
+
+
+class AdamMoments(NamedTuple):
+    """Means and second moments of weights x and first average mu of DP-Adam, and v_hat in mean field; (d,) each."""
+
+    mean: Array
+    variance: Array
+    momentum_mean: Array
+    momentum_variance: Array
+    cross: Array
+    v: Array
+
+    @classmethod
+    def start(cls, params: Array) -> "AdamMoments":
+        return cls(np.array(params, np.float64), *(np.zeros(len(params)) for _ in range(5)))
+
+
+def quadratic_step(
+    at: AdamMoments, step: int, curvature: Array, law: GradientLaw, learning_rate: float,
+    *, b1: float, b2: float, eps: float,
+) -> AdamMoments:  # fmt: skip
+    """One step of DP-Adam on f = 1/2 sum_j j_j x_j^2, with v_hat replaced by the average of E g^2; exact otherwise.
+
+    mu' = b1 mu + (1 - b1)(j x + s xi),   x' = x - c mu',   c = eta/((1 - b1^(k+1)) (sqrt v' + eps)),
+    so means and second moments of (x, mu) move linearly. Within 2 % of simulation for b2 >= 0.95.
+
+    Args:
+      step: k = 0, 1, ...   curvature: j = h lambda; (d,).   law: of the gradient at these moments, with s^2.
+
+    >>> law = GradientLaw(np.ones(1), 0.0, 0.0)
+    >>> quadratic_step(AdamMoments.start(np.ones(1)), 0, np.ones(1), law, 0.5, b1=0.9, b2=0.999, eps=0.0).mean
+    array([0.5])
+    """
+    j = curvature
+    v = advance_second_moment(at.v, GradientMoments(law.mean, np.sqrt(law.variance)), step, 1, b2=b2)
+    c = learning_rate / ((1 - b1 ** (step + 1)) * (np.sqrt(v) + eps))
+    momentum_mean = b1 * at.momentum_mean + (1 - b1) * law.mean
+    momentum_variance = b1**2 * at.momentum_variance + (1 - b1) ** 2 * law.variance + 2 * b1 * (1 - b1) * j * at.cross
+    cross = b1 * at.cross + (1 - b1) * j * at.variance  # of x before the step with mu after it
+    return AdamMoments(
+        mean=at.mean - c * momentum_mean,
+        variance=at.variance - 2 * c * cross + c**2 * momentum_variance,
+        momentum_mean=momentum_mean,
+        momentum_variance=momentum_variance,
+        cross=cross - c * momentum_variance,
+        v=v,
+    )
+
+
 def dp_adam_theory(b1: float, b2: float, eps: float) -> OptimizerTheory:
     """The theory of DP-Adam with decay rates b1, b2 in [0, 1) and adaptivity eps >= 0 [loss/params].
 
@@ -141,4 +259,5 @@ def dp_adam_theory(b1: float, b2: float, eps: float) -> OptimizerTheory:
         noise_penalty=1.0,
         initial_state=second_moment,
         advance_state=lambda v, moments, step, num_steps: advance_second_moment(v, moments, step, num_steps, b2=b2),
+        closure=adam_closure(b1=b1, b2=b2, eps=eps),
     )

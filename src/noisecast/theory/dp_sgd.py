@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from noisecast.theory._namespace import special_and_math
+from noisecast.theory.closures import SGD_CLOSURE
 from noisecast.theory.gaussian import (
     concentrated_normalised_gradient_factor,
     normalised_gradient_factor_as_printed,
@@ -424,4 +425,5 @@ DP_SGD = OptimizerTheory(
     noise_gain=noise_gain,
     effective_learning_rate=lambda learning_rate, noise_std: learning_rate,
     noise_penalty=1.0,
+    closure=SGD_CLOSURE,
 )

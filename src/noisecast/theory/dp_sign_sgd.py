@@ -13,6 +13,7 @@ import numpy as np
 
 from noisecast.theory._namespace import special_and_math
 from noisecast.theory.clipping import phase_1_noise_std
+from noisecast.theory.closures import SIGN_CLOSURE
 from noisecast.theory.gaussian import expected_sign, normalised_gradient_factor_as_printed, student_scale_factor
 from noisecast.theory.optimizer_theory import GradientMoments, OptimizerTheory
 
@@ -439,4 +440,5 @@ DP_SIGN_SGD = OptimizerTheory(
     noise_gain=noise_gain,
     effective_learning_rate=lambda learning_rate, noise_std: learning_rate * SLOPE / noise_std,
     noise_penalty=math.pi / 2,
+    closure=SIGN_CLOSURE,
 )

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from noisecast.theory.closures import Closure
+
 Array = Any  # a NumPy array, or a JAX one (traced or not): theory computes in the namespace of what it is given
 
 
@@ -45,6 +47,7 @@ class OptimizerTheory:
       noise_penalty: phi; loss floor on any quadratic = phi * eta_e * d * s^2 / (4 h).
       initial_state: moments -> state at step 0; None for an optimizer without memory.
       advance_state: (state, moments, step, num_steps) -> state after `num_steps` (may be fractional) more steps.
+      closure: what it makes of a Gaussian gradient, for the forecast; None where unknown.
     """
 
     name: str
@@ -54,3 +57,4 @@ class OptimizerTheory:
     noise_penalty: float
     initial_state: Callable[[GradientMoments], Any] = lambda moments: None
     advance_state: Callable[[Any, GradientMoments, Array, Array], Any] = lambda state, moments, step, num_steps: state
+    closure: Closure | None = None

@@ -1,0 +1,122 @@
+"""The forecast: mean and covariance of the weights as one deterministic solve; no seed, no path."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from noisecast.privacy.noise import RandomRoot
+from noisecast.runners.moments import logistic, quadratic
+from noisecast.runners.moments.forecast import Forecast, Solver
+from noisecast.runners.runner import Progress, groups_of, rows
+from noisecast.scenario import Scenario
+from noisecast.table import EXTRAPOLATED, OK
+
+# One kind of problem each; the first that handles a problem forecasts it.
+SOLVERS: tuple[Solver, ...] = (quadratic, logistic)
+LARGEST_SUBSAMPLE_ERROR = 0.02  # of the loss: beyond it all rows are `extrapolated`
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and covariance of the weights, closed by Gaussians (`theory.moment_closures`).
+
+    On a quadratic with injected noise: the algorithm's own recursion, coordinate by coordinate; exact for DP-SGD while
+    nothing is clipped. On a binary logistic model: full covariance among the features of most energy and the bias,
+    variances elsewhere; every logit is Gaussian; time runs in geometric steps within which the response is linear.
+    Metrics are expectations over runs. Everything is computed from the examples
+    without noise: non-private. Rows are marked `extrapolated` where the closure is out of its depth, and `diverged`
+    where the forecast has no finite number.
+
+    Args:
+      full_covariance_features: how many features have a full covariance; >= 0.
+      time_steps: of the geometric grid; >= 1.
+      subsample: use that many examples instead of all; the same ones for everybody. None: all. What it adds to the
+        loss is estimated from as many other examples; beyond `LARGEST_SUBSAMPLE_ERROR` all rows are `extrapolated`.
+
+    Raises: ValueError for a number out of range.
+
+    >>> from noisecast import DPSGD, SampledGaussian, Scenario, Stream, answer, quadratic
+    >>> problem = quadratic(np.ones(4), 1.0, example_noise_std=0.1)
+    >>> mechanism = SampledGaussian(noise_multiplier=0.01, l2_clip_norm=100.0, sampler=Stream(8))
+    >>> asked = Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=0.1), num_steps=20)
+    >>> table = answer([asked], runners=[Moments()], record_at=[0])
+    >>> table[table["metric"] == "loss"]["value"].round(4).tolist()
+    [2.0, 0.0313]
+    """
+
+    full_covariance_features: int = 300
+    time_steps: int = 40
+    subsample: int | None = None
+    name: ClassVar[str] = "moments"
+
+    def __post_init__(self) -> None:
+        for field, least in (("full_covariance_features", 0), ("time_steps", 1), ("subsample", 2)):
+            value = getattr(self, field)
+            if value is None and field == "subsample":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"Expected {field} to be a whole number >= {least}, got {value}.")
+
+    def why_unsupported(self, scenario: Scenario) -> str | None:
+        if scenario.optimizer.theory.closure is None:
+            return (
+                f"moments cannot answer {scenario.optimizer.name}: it has no closure of its step. "
+                'Use runner "training".'
+            )
+        solver = _solver_of(scenario.problem)
+        if solver is None:
+            return (
+                f'moments cannot answer {scenario.problem.name}: it has no closure of its law. Use runner "training".'
+            )
+        return solver.why_unsupported(scenario)
+
+    def answer(
+        self,
+        scenarios: Sequence[Scenario],
+        *,
+        repeats: Sequence[int],
+        root: RandomRoot,
+        record_at: Sequence[int],
+        progress: Progress,
+    ) -> pd.DataFrame:
+        tables = []
+        for group in groups_of(scenarios, lambda scenario: (scenario.problem.fingerprint,)):
+            prepared = self._prepared(group[0])
+            for scenario in group:
+                forecast = self._forecast(scenario, prepared, record_at)
+                tables.append(_table(self.name, scenario, forecast))
+                progress(len(tables) / len(scenarios))
+        return pd.concat(tables, ignore_index=True)
+
+    def forecast(self, scenario: Scenario, record_at: Sequence[int]) -> Forecast:
+        """One scenario's forecast, with the error that a subsample adds to it. Non-private.
+
+        Raises: ValueError with the sentence of `why_unsupported`.
+        """
+        reason = self.why_unsupported(scenario)
+        if reason is not None:
+            raise ValueError(reason)
+        return self._forecast(scenario, self._prepared(scenario), sorted({*record_at, scenario.num_steps}))
+
+    def _prepared(self, scenario: Scenario) -> Any:
+        return _solver_of(scenario.problem).prepare(scenario.problem, self)
+
+    def _forecast(self, scenario: Scenario, prepared: Any, record_at: Sequence[int]) -> Forecast:
+        steps = [step for step in record_at if step <= scenario.num_steps]
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a diverging forecast says so in its rows
+            return _solver_of(scenario.problem).forecast(scenario, prepared, steps, self)
+
+
+def _solver_of(problem: Any) -> Any:
+    return next((solver for solver in SOLVERS if solver.handles(problem)), None)
+
+
+def _table(name: str, scenario: Scenario, forecast: Forecast) -> pd.DataFrame:
+    records = [(int(k), {m: v[i : i + 1] for m, v in forecast.metrics.items()}) for i, k in enumerate(forecast.steps)]
+    table = rows(name, [scenario], None, records)
+    beyond = forecast.steps[forecast.extrapolated | (forecast.subsample_error > LARGEST_SUBSAMPLE_ERROR)]
+    table.loc[table["step"].isin(beyond.tolist()) & (table["status"] == OK), "status"] = EXTRAPOLATED
+    return table

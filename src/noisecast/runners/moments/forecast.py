@@ -1,0 +1,56 @@
+"""What a forecast is, whichever problem it is of, and what solves one."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from noisecast.scenario import Scenario
+
+Metrics = dict[str, float]
+
+
+class Forecast(NamedTuple):
+    """What a scenario's run will do. Computed from the examples without noise, therefore non-private.
+
+    Args:
+      steps: where the metrics are recorded.   metrics: by name, (number of steps,) each.
+      extrapolated: whether the closure is out of its depth there; (number of steps,).
+      subsample_error: estimated share of the loss by which a subsample moves it; () >= 0, 0 without one.
+    """
+
+    steps: np.ndarray
+    metrics: dict[str, np.ndarray]
+    extrapolated: np.ndarray
+    subsample_error: float
+
+
+class Solver(Protocol):
+    """A module that forecasts one kind of problem."""
+
+    def handles(self, problem: Any) -> bool: ...
+
+    def why_unsupported(self, scenario: Scenario) -> str | None:
+        """None, or one sentence: what it cannot forecast, why, and what to use instead."""
+        ...
+
+    def prepare(self, problem: Any, settings: Any) -> Any:
+        """What all scenarios on a problem share. `settings` is the `Moments` runner."""
+        ...
+
+    def forecast(self, scenario: Scenario, prepared: Any, record_at: Sequence[int], settings: Any) -> Forecast:
+        """Forecast at the steps `record_at`, sorted, the last step among them."""
+        ...
+
+
+def collected(recorded: dict[int, tuple[Metrics, bool]], subsample_error: float = 0.0) -> Forecast:
+    steps = np.array(sorted(recorded))
+    found = [recorded[step] for step in steps]
+    # Training is in single precision: what leaves it there has diverged here.
+    metrics = {name: _within_single([one[name] for one, _ in found]) for name in found[0][0]}
+    return Forecast(steps, metrics, np.array([beyond for _, beyond in found]), subsample_error)
+
+
+def _within_single(values: Sequence[float]) -> np.ndarray:
+    found = np.array(values, np.float64)
+    return np.where(np.abs(found) > np.finfo(np.float32).max, np.inf, found)

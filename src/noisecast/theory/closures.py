@@ -1,0 +1,133 @@
+"""What a DP optimizer makes of a Gaussian gradient: the closures by which whole runs are forecast without dice.
+
+Weights x ~ N(m, V) meet a private gradient g whose mean over batch and noise is F(x). Everything here is our own
+derivation from two facts about a Gaussian x. Stein's lemma gives Cov(x, F(x)) = V J with J = E[F'(x)], also where F has
+kinks (clipping); and what an optimizer makes of a Gaussian g_j ~ N(F_j, s_j^2), a direction u_j, responds by a gain
+k_j, Cov(x, u_j) = k_j Cov(x, g_j). So one step is
+
+    m' = m - eta E u,        V' = V - eta V J K - eta K J V + eta^2 Cov u,        K = diag(k).
+
+`frozen_steps` makes many such steps at once. Nothing here is told of a data set.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from noisecast.theory.linear_sde import sign_covariance
+
+Array = Any
+
+
+class GradientLaw(NamedTuple):
+    """The private gradient under Gaussian weights: g_j = F_j(x) + noise.
+
+    Args:
+      mean: E F; (d,) [loss/params].
+      signal_variance: Var F_j(x), from the spread of the weights; (d,).
+      noise_variance: s_j^2 of batch and privacy noise; () or (d,).
+      snr_factors, snr_weights: the noise as a scale mixture (`GradientMoments`); (K,).
+    """
+
+    mean: Array
+    signal_variance: Array
+    noise_variance: Array
+    snr_factors: Array = (1.0,)
+    snr_weights: Array = (1.0,)
+
+    @property
+    def variance(self) -> Array:
+        return self.signal_variance + self.noise_variance
+
+
+@dataclass(frozen=True)
+class Closure:
+    """An optimizer under Gaussian gradients.
+
+    Args:
+      response: (law, memory) -> E u and the gain k; (d,) each.
+      covariance: (mean, covariance of g, memory) -> Cov u; (d,), (d, d) -> (d, d).
+      variance: (law, memory) -> Var u; (d,).
+      memory: (memory, law, step, num_steps) -> what the optimizer remembers after num_steps more; None at the start.
+      noise_share: (step, num_steps) -> noise of those steps over that of num_steps independent directions; ().
+      lag: steps by which directions lag behind gradients; () >= 0.
+      is_linear: whether directions are linear in gradients, so that no ratio of step to noise is too large.
+      quadratic: its own recursion on quadratics; None: the one step above, coordinate by coordinate.
+    """
+
+    response: Callable[[GradientLaw, Any], tuple[Array, Array]]
+    covariance: Callable[[Array, Array, Any], Array]
+    variance: Callable[[GradientLaw, Any], Array]
+    memory: Callable[[Any, GradientLaw, int, int], Any] = lambda memory, law, step, num_steps: None
+    noise_share: Callable[[int, int], float] = lambda step, num_steps: 1.0
+    lag: float = 0.0
+    is_linear: bool = False
+    quadratic: "QuadraticRecursion | None" = None
+
+
+class QuadraticRecursion(NamedTuple):
+    """Moments on f = 1/2 sum_j j_j x_j^2, for an optimizer whose memory is more than `Closure.memory` says.
+
+    Args:
+      start: params (d,) -> state, with at least `mean` and `variance`; (d,) each.
+      step: (state, k, curvature, law, learning_rate) -> state after step k = 0, 1, ...
+    """
+
+    start: Callable[[Array], Any]
+    step: Callable[[Any, int, Array, GradientLaw, float], Any]
+
+
+def sign_response(law: GradientLaw) -> tuple[Array, Array]:
+    """E sign(g_j) = sum_k w_k erf(F_j/(sqrt2 s_k)), s_k^2 = Var F_j + s^2/r_k^2, and its derivative in F_j, the gain.
+
+    By Stein's lemma that derivative is the k_j of Cov(x, sign g_j) = k_j Cov(x, g_j). Sign of the mean where s_k = 0.
+
+    >>> mean, gain = sign_response(GradientLaw(np.array([0.0, 9.0]), 0.0, 1.0))
+    >>> mean.round(6), gain.round(6)
+    (array([0., 1.]), array([0.797885, 0.      ]))
+    """
+    mean = np.asarray(law.mean, np.float64)
+    expected, gain = np.zeros_like(mean), np.zeros_like(mean)
+    for factor, weight in zip(law.snr_factors, law.snr_weights, strict=True):
+        if weight == 0:
+            continue
+        variance = np.maximum(law.signal_variance + law.noise_variance / factor**2, 1e-300)
+        snr = mean / np.sqrt(variance)
+        expected += weight * special.erf(snr / math.sqrt(2))
+        gain += weight * np.sqrt(2 / (math.pi * variance)) * np.exp(-(snr**2) / 2)
+    return expected, gain
+
+
+def _sign_variance(law: GradientLaw, memory: None) -> Array:
+    return 1 - sign_response(law)[0] ** 2
+
+
+SGD_CLOSURE = Closure(
+    response=lambda law, memory: (law.mean, np.ones_like(law.mean)),
+    covariance=lambda mean, covariance, memory: covariance,
+    variance=lambda law, memory: law.variance,
+    is_linear=True,
+)
+SIGN_CLOSURE = Closure(
+    response=lambda law, memory: sign_response(law),
+    covariance=lambda mean, covariance, memory: sign_covariance(mean, covariance),
+    variance=_sign_variance,
+)
+
+
+def expected_norm(mean_square: float, variance_of_square: float) -> float:
+    """E|X| from E|X|^2 and Var|X|^2, with |X|^2 taken for a Gamma of shape k = (E|X|^2)^2/Var|X|^2.
+
+    sqrt(E|X|^2/k) Gamma(k + 1/2)/Gamma(k): exact for a Gaussian of any number of equal variances and for a fixed X.
+
+    >>> round(expected_norm(1.0, 2.0), 6), expected_norm(4.0, 0.0)      # E|Z| = sqrt(2/pi)
+    (0.797885, 2.0)
+    """
+    if not (mean_square > 0 and variance_of_square > 1e-10 * mean_square**2):
+        return float(np.sqrt(mean_square))
+    shape = mean_square**2 / variance_of_square
+    return math.sqrt(mean_square / shape) * float(special.poch(shape, 0.5))

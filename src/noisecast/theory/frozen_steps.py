@@ -1,0 +1,114 @@
+"""Many steps of a frozen linear recursion at once, by its geometric sums."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = Any
+SMALLEST_GAIN = 1e-8  # relative to the largest: below it a saturated sign no longer moves with its gradient
+
+
+def geometric_sum(x: Array, num_steps: int) -> Array:
+    """sum_{i < n} (1 - x)^i = (1 - (1 - x)^n)/x, also at x = 0 (n) and beyond stability (x > 2: it explodes).
+
+    >>> geometric_sum(np.array([0.0, 0.5, 1.0]), 2)
+    array([2. , 1.5, 1. ])
+    """
+    x = np.asarray(x, np.float64)
+    rest = 1 - x
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        log_power = num_steps * np.where(rest > 0, np.log1p(-np.minimum(x, 1.0)), np.log(np.abs(rest)))
+        even = np.where((rest < 0) & (num_steps % 2 == 1), -1.0, 1.0)
+        total = np.where(even > 0, -np.expm1(log_power), 1 + np.exp(log_power)) / x
+    return np.where(np.abs(x) < 1e-14, float(num_steps), total)
+
+
+def advance_covariance(
+    covariance: Array, *, jacobian: Array, gain: Array, noise: Array, learning_rate: float, num_steps: int
+) -> Array:
+    """V after n steps of V' = R V R^T + eta^2 N, R = I - eta K J, all else frozen; (d, d).
+
+    With y = K^(-1/2) x the operator K^(1/2) J K^(1/2) is symmetric; in its eigenbasis, x_a = eta lambda_a and
+    r_ab = (1 - x_a)(1 - x_b), V_ab -> r_ab^n V_ab + eta^2 N_ab (1 - r_ab^n)/(1 - r_ab). No learning rate is too large.
+
+    Args:
+      jacobian: J, symmetric; (d, d).   gain: k; (d,) > 0.   noise: N, of one step's direction; (d, d).
+
+    >>> advance_covariance(np.eye(1), jacobian=np.eye(1), gain=np.ones(1), noise=np.eye(1), learning_rate=0.5,
+    ...                    num_steps=2)
+    array([[0.375]])
+    """
+    root = np.sqrt(np.maximum(gain, SMALLEST_GAIN * gain.max()))
+    eigenvalues, basis = np.linalg.eigh(root[:, None] * jacobian * root)
+    into, back = basis.T / root, root[:, None] * basis
+    x = learning_rate * eigenvalues
+    fading = x[:, None] + x - np.outer(x, x)  # 1 - r_ab
+    total = geometric_sum(fading, num_steps)
+    moved = (1 - fading * total) * (into @ covariance @ into.T)
+    return back @ (moved + learning_rate**2 * total * (into @ noise @ into.T)) @ back.T
+
+
+def advance_variance(
+    variance: Array, *, jacobian: Array, gain: Array, noise: Array, learning_rate: float, num_steps: int
+) -> Array:
+    """`advance_covariance` of independent coordinates; everything (d,).
+
+    >>> advance_variance(np.ones(1), jacobian=np.ones(1), gain=np.ones(1), noise=np.ones(1), learning_rate=0.5,
+    ...                  num_steps=2)
+    array([0.375])
+    """
+    x = learning_rate * gain * jacobian
+    fading = 2 * x - x**2
+    total = geometric_sum(fading, num_steps)
+    return (1 - fading * total) * variance + learning_rate**2 * total * noise
+
+
+def krylov_response(
+    operator: Callable[[Array], Array],
+    start: Array,
+    num_steps: int,
+    *,
+    lag: float = 0.0,
+    tolerance: float = 1e-3,
+    max_iterations: int = 48,
+) -> Array:
+    """sum_{i < n} (I - A')^i A' A^-1 b for symmetric A >= 0: how far n linear steps travel, by Lanczos.
+
+    A' = A (I + L A): directions that lag by L steps overshoot, so that x shrinks by 1 - a - L a^2 a step (the slow root
+    of the heavy ball, to second order; where L a > 1 it oscillates instead and A' = 2 A is kept).
+
+    Args:
+      operator: v -> A v.   start: b; (d,).   num_steps: n.   lag: L.
+      tolerance: of the answer's length, between one look and the next.
+
+    >>> krylov_response(lambda v: np.array([0.5, 1.0]) * v, np.ones(2), 2).round(12)
+    array([1.5, 1. ])
+    """
+    length = np.linalg.norm(start)
+    if (num_steps == 1 and lag == 0) or length == 0 or not np.isfinite(length):
+        return num_steps * start
+    basis, diagonal, off = [start / length], [], []
+    found = None
+    for iteration in range(1, max_iterations + 1):
+        image = operator(basis[-1])
+        diagonal.append(basis[-1] @ image)
+        known = np.array(basis)
+        for _ in range(2):  # twice is enough to keep the basis orthogonal
+            image = image - known.T @ (known @ image)
+        off.append(np.linalg.norm(image))
+        exhausted = off[-1] <= 1e-10 * max(map(abs, diagonal)) or iteration >= min(len(start), max_iterations)
+        if exhausted or iteration % 4 == 0:
+            eigenvalues, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off[:-1], 1) + np.diag(off[:-1], -1))
+            faster = 1 + np.minimum(lag * np.maximum(eigenvalues, 0.0), 1.0)
+            answer = length * (vectors @ (faster * geometric_sum(faster * eigenvalues, num_steps) * vectors[0]))
+            if exhausted or (found is not None and _change(found, answer) <= tolerance):
+                return known.T @ answer
+            found = answer
+        basis.append(image / off[-1])
+    raise AssertionError("the last iteration returns")
+
+
+def _change(before: np.ndarray, after: np.ndarray) -> float:
+    padded = np.concatenate([before, np.zeros(len(after) - len(before))])
+    return float(np.linalg.norm(after - padded) / max(np.linalg.norm(after), 1e-300))

@@ -1,0 +1,90 @@
+"""One step of an optimizer's moments on a quadratic, and the example noise that clipping leaves there."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from noisecast.theory.clipping import clipping_expectations, low_dimension_clipping_expectations
+from noisecast.theory.closures import Closure, GradientLaw, QuadraticRecursion
+
+Array = Any
+
+
+class GaussianWeights(NamedTuple):
+    """Independent Gaussian weights; (d,) each."""
+
+    mean: Array
+    variance: Array
+
+
+def recursion_of(closure: Closure) -> QuadraticRecursion:
+    """The closure's own recursion on quadratics, or the step of an optimizer without memory:
+
+    m' = m - eta E u, v' = v - 2 eta k j v + eta^2 Var u on f = 1/2 sum_j j_j x_j^2, where j = h lambda is what
+    clipping leaves of the curvature. Exact for DP-SGD.
+
+    >>> from noisecast.theory.closures import SGD_CLOSURE
+    >>> law = GradientLaw(np.array([2.0]), 0.0, 1.0)
+    >>> at = GaussianWeights(np.ones(1), np.zeros(1))
+    >>> recursion_of(SGD_CLOSURE).step(at, 0, 2.0, law, 0.25)
+    GaussianWeights(mean=array([0.5]), variance=array([0.0625]))
+    """
+    if closure.quadratic is not None:
+        return closure.quadratic
+
+    def step(at: GaussianWeights, k: int, curvature: Array, law: GradientLaw, learning_rate: float) -> GaussianWeights:
+        expected, gain = closure.response(law, None)
+        spread = learning_rate**2 * closure.variance(law, None)
+        kept = 1 - 2 * learning_rate * gain * curvature
+        return GaussianWeights(at.mean - learning_rate * expected, kept * at.variance + spread)
+
+    return QuadraticRecursion(lambda params: GaussianWeights(params, np.zeros_like(params)), step)
+
+
+@dataclass(frozen=True)
+class InjectedNoise:
+    """Shrink factor h(G) and variance of one clipped example per coordinate, over the gradient norm G, in float64.
+
+    The variance is (m2 - h^2 G^2)/d of `clipping_expectations`; where nothing is clipped it is sigma^2 nu/(nu - 2),
+    since the difference would lose digits: there DP-SGD is forecast exactly.
+
+    >>> noise = InjectedNoise.tabulated(num_params=200, example_noise_std=0.1, degrees_of_freedom=math.inf,
+    ...                                 l2_clip_norm=50.0, largest_norm=10.0)
+    >>> [float(number) for number in noise.at(3.0)]
+    [1.0, 0.010000000000000002]
+    """
+
+    log_norms: np.ndarray
+    shrink_factors: np.ndarray
+    variances: np.ndarray
+
+    @classmethod
+    def tabulated(
+        cls, *, num_params: int, example_noise_std: float, degrees_of_freedom: float, l2_clip_norm: float,
+        largest_norm: float, few_params: int = 100, decades: float = 5.0,
+    ) -> "InjectedNoise":  # fmt: skip
+        """Tabulate up to largest_norm; with up to `few_params` parameters by quadrature over the noise itself."""
+        law = {
+            "num_params": num_params,
+            "example_noise_std": example_noise_std,
+            "degrees_of_freedom": degrees_of_freedom,
+        }
+        exact = num_params <= few_params and example_noise_std > 0
+        expectations = low_dimension_clipping_expectations if exact else clipping_expectations
+        norms = np.geomspace(largest_norm * 10**-decades, largest_norm, 96 if exact else 1024)
+        clipped = expectations(norms, l2_clip_norm=l2_clip_norm, **law)
+        untouched = np.asarray(clipped.clip_fraction) == 0
+        h = np.where(untouched, 1.0, clipped.shrink_factor)
+        variance = (clipped.second_moment - (h * norms) ** 2) / num_params
+        if degrees_of_freedom > 2:
+            heavy = 1.0 if math.isinf(degrees_of_freedom) else degrees_of_freedom / (degrees_of_freedom - 2)
+            variance = np.where(untouched, example_noise_std**2 * heavy, variance)
+        return cls(np.log(norms), h, np.maximum(variance, 0.0))
+
+    def at(self, gradient_norm: float) -> tuple[float, float]:
+        log_norm = math.log(max(gradient_norm, 1e-300))
+        h = math.exp(np.interp(log_norm, self.log_norms, np.log(self.shrink_factors)))  # a power where all is clipped
+        beyond = min(1.0, math.exp(self.log_norms[-1] - log_norm))  # there every example is clipped: h = C/G
+        return float(h * beyond), float(np.interp(log_norm, self.log_norms, self.variances))
