@@ -65,6 +65,8 @@ METRICS = {
         Metric("clip_fraction", "share of examples clipped", ""),
         Metric("params_norm", "norm of the parameters", "params"),
         Metric("one_well_loss", "loss of the coordinates with one well", "loss"),
+        Metric("loss_std", "standard deviation of the training loss over runs", "loss"),
+        Metric("test_loss_std", "standard deviation of the test loss over runs", "loss"),
         Metric("loss_floor", "asymptotic loss above the minimum (theory)", "loss"),
     )
 }

@@ -17,12 +17,14 @@ class Forecast(NamedTuple):
       steps: where the metrics are recorded.   metrics: by name, (number of steps,) each.
       extrapolated: whether the closure is out of its depth there; (number of steps,).
       subsample_error: estimated share of the loss by which a subsample moves it; () >= 0, 0 without one.
+      reasons: sentences, why it may be off and by how much; empty where nothing speaks against it.
     """
 
     steps: np.ndarray
     metrics: dict[str, np.ndarray]
     extrapolated: np.ndarray
     subsample_error: float
+    reasons: tuple[str, ...] = ()
 
 
 class Solver(Protocol):
@@ -43,12 +45,14 @@ class Solver(Protocol):
         ...
 
 
-def collected(recorded: dict[int, tuple[Metrics, bool]], subsample_error: float = 0.0) -> Forecast:
+def collected(
+    recorded: dict[int, tuple[Metrics, bool]], subsample_error: float = 0.0, reasons: Sequence[str] = ()
+) -> Forecast:
     steps = np.array(sorted(recorded))
     found = [recorded[step] for step in steps]
     # Training is in single precision: what leaves it there has diverged here.
     metrics = {name: _within_single([one[name] for one, _ in found]) for name in found[0][0]}
-    return Forecast(steps, metrics, np.array([beyond for _, beyond in found]), subsample_error)
+    return Forecast(steps, metrics, np.array([beyond for _, beyond in found]), subsample_error, tuple(reasons))
 
 
 def _within_single(values: Sequence[float]) -> np.ndarray:
