@@ -9,19 +9,27 @@ from scipy import special
 Array = Any
 
 
-class LogisticExpectations(NamedTuple):
-    """What clipped logistic gradients r(z) [x; 1] are made of, for z ~ N(mean, variance); (n,) each.
+class ClippedExpectations(NamedTuple):
+    """What moves the weights: of the residual r(z) clamped to its bound, z ~ N(mean, variance); (n,) each.
 
     Args:
-      residual: E r, the residual clamped to the bound.   slope: E r' = Cov(z, r)/Var z (Stein).
-      squared_residual: E r^2.   loss: E softplus.   clip_fraction: P(|residual| > bound).
-      full_residual, full_slope: the same without clipping.
-      probability_of_right: P(the class is predicted rightly).
+      residual: E r.   slope: E r' = Cov(z, r)/Var z (Stein).   squared_residual: E r^2.
     """
 
     residual: Array
     slope: Array
     squared_residual: Array
+
+
+class LogisticExpectations(NamedTuple):
+    """What is seen of an example, for z ~ N(mean, variance); (n,) each.
+
+    Args:
+      loss: E softplus.   clip_fraction: P(|residual| > bound).
+      full_residual, full_slope: of the residual that is not clamped.
+      probability_of_right: P(the class is predicted rightly).
+    """
+
     loss: Array
     clip_fraction: Array
     full_residual: Array
@@ -29,39 +37,57 @@ class LogisticExpectations(NamedTuple):
     probability_of_right: Array
 
 
-def logistic_expectations(mean: Array, variance: Array, labels: Array, bound: Array) -> LogisticExpectations:
-    """Expectations over the logit z ~ N(mean, variance) of one example's loss, residual and clipped residual.
+def clipped_expectations(mean: Array, variance: Array, labels: Array, bound: Array) -> ClippedExpectations:
+    """Of the residual, clamped to the bound, of one example each under its logit z ~ N(mean, variance).
 
-    By symmetry everything is written for label 1: w = z or -z, loss log(1 + e^-w), residual -1/(1 + e^w), clamped at
-    -bound. Gauss-Hermite with 24 nodes; the share of clipped examples and the accuracy are exact.
+    By symmetry everything is written for label 1: w = z or -z, residual -1/(1 + e^w), clamped at -bound.
+    Gauss-Hermite with 24 nodes.
 
     Args:
       mean, variance: of the logits; (n,).   labels: 0 or 1; (n,).   bound: C/sqrt(|x|^2 + 1); (n,), > 0.
 
-    >>> e = logistic_expectations(np.zeros(2), np.ones(2), np.array([0, 1]), np.array([9.0, 0.1]))
-    >>> e.residual.round(3), e.clip_fraction.round(3)
-    (array([ 0.5, -0.1]), array([0.   , 0.986]))
+    >>> e = clipped_expectations(np.zeros(2), np.ones(2), np.array([0, 1]), np.array([9.0, 0.1]))
+    >>> e.residual.round(3)
+    array([ 0.5, -0.1])
     """
     nodes, weights = _hermite(24)
-    side = np.where(labels == 1, 1.0, -1.0)
-    std = np.sqrt(np.maximum(variance, 1e-8))  # Stein's quotient needs some spread; 1e-4 of a logit is none
-    z = (side * mean)[:, None] + std[:, None] * nodes
-    full = -special.expit(-z)
-    clamped = np.maximum(full, -bound[:, None])
-    # softplus(-z) = -z - log(residual's complement); logaddexp keeps it finite.
-    loss = np.logaddexp(0.0, -z) @ weights
-    with np.errstate(divide="ignore"):
-        threshold = np.where(bound < 1, special.logit(1 - np.minimum(bound, 1.0)), -np.inf)
-    return LogisticExpectations(
+    side, std, z = _seen_from_its_label(mean, variance, labels, nodes)
+    clamped = np.maximum(-special.expit(-z), -bound[:, None])
+    return ClippedExpectations(
         residual=side * (clamped @ weights),
         slope=np.maximum(clamped @ (weights * nodes) / std, 0.0),
         squared_residual=clamped**2 @ weights,
-        loss=loss,
+    )
+
+
+def logistic_expectations(mean: Array, variance: Array, labels: Array, bound: Array) -> LogisticExpectations:
+    """What is seen of one example each under its logit z ~ N(mean, variance); arguments as `clipped_expectations`.
+
+    The share of clipped examples and the accuracy are exact, the rest is Gauss-Hermite with 24 nodes.
+
+    >>> e = logistic_expectations(np.zeros(2), np.ones(2), np.array([0, 1]), np.array([9.0, 0.1]))
+    >>> e.loss.round(3), e.clip_fraction.round(3)
+    (array([0.806, 0.806]), array([0.   , 0.986]))
+    """
+    nodes, weights = _hermite(24)
+    side, std, z = _seen_from_its_label(mean, variance, labels, nodes)
+    full = -special.expit(-z)
+    with np.errstate(divide="ignore"):
+        threshold = np.where(bound < 1, special.logit(1 - np.minimum(bound, 1.0)), -np.inf)
+    return LogisticExpectations(
+        loss=np.logaddexp(0.0, -z) @ weights,
         clip_fraction=special.ndtr((threshold - side * mean) / std),
         full_residual=side * (full @ weights),
         full_slope=np.maximum(full @ (weights * nodes) / std, 0.0),
         probability_of_right=special.ndtr(side * mean / std),
     )
+
+
+def _seen_from_its_label(mean: Array, variance: Array, labels: Array, nodes: Array) -> tuple[Array, Array, Array]:
+    """The label's side, the logits' standard deviations, and their nodes with the label's side positive."""
+    side = np.where(labels == 1, 1.0, -1.0)
+    std = np.sqrt(np.maximum(variance, 1e-8))  # Stein's quotient needs some spread; 1e-4 of a logit is none
+    return side, std, (side * mean)[:, None] + std[:, None] * nodes
 
 
 @cache

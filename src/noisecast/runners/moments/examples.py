@@ -9,16 +9,19 @@ from noisecast.privacy.noise import Purpose, RandomRoot, key_data, key_for
 from noisecast.problems.linear import Labelled, LinearModel
 from noisecast.problems.rows import DenseRows
 
+LARGEST_TEST = 50_000  # test examples, above which some stand for all
+
 
 class Rows(NamedTuple):
     """Labelled rows, split into a dense block [most energetic features, bias] and the rest.
 
     Args:
-      block: (n, K + 1) float32.   rest, rest_squared: (n, p - K), CSR or dense, float32.
+      block, block_squared: (n, K + 1) float32.   rest, rest_squared: (n, p - K), CSR or dense, float32.
       labels: (n,).   lengths: sqrt(|x|^2 + 1); (n,).
     """
 
     block: np.ndarray
+    block_squared: np.ndarray
     rest: Any
     rest_squared: Any
     labels: np.ndarray
@@ -48,16 +51,34 @@ class Rows(NamedTuple):
         """(1/n) sum_i c_i x_ij^2 in the rest; (p - K,)."""
         return (self.rest_squared.T @ (coefficients / self.num_examples).astype(np.float32)).astype(np.float64)
 
-    def logit_variance(self, covariance: np.ndarray, variance: np.ndarray) -> np.ndarray:
-        spread = np.einsum("ij,ij->i", self.block @ covariance.astype(np.float32), self.block)
-        return (spread + self.rest_squared @ variance.astype(np.float32)).astype(np.float64)
+    def block_spread(self, covariance: np.ndarray) -> np.ndarray:
+        """x_i' V x_i in the block; (n,)."""
+        return np.einsum("ij,ij->i", self.block @ covariance.astype(np.float32), self.block).astype(np.float64)
+
+    def block_squared_dot(self, weights: np.ndarray) -> np.ndarray:
+        """sum_j w_j x_ij^2 in the block; (n,)."""
+        return (self.block_squared @ weights.astype(np.float32)).astype(np.float64)
+
+    def rest_squared_dot(self, weights: np.ndarray) -> np.ndarray:
+        """sum_j w_j x_ij^2 in the rest; (n,)."""
+        return (self.rest_squared @ weights.astype(np.float32)).astype(np.float64)
+
+    def logit_covariance(self, covariance: np.ndarray, variance: np.ndarray) -> np.ndarray:
+        """x_i' V x_l of all pairs; (n, n). For a few examples."""
+        within = self.block @ covariance.astype(np.float32) @ self.block.T
+        weighted = self.rest * variance.astype(np.float32)
+        return within.astype(np.float64) + _dense(weighted @ self.rest.T)
 
     def take(self, chosen: np.ndarray) -> "Rows":
         return Rows(*(part[chosen] for part in self))
 
 
+def _dense(matrix: Any) -> np.ndarray:
+    return matrix.toarray() if scipy.sparse.issparse(matrix) else matrix
+
+
 class Examples(NamedTuple):
-    """The rows of a logistic model as a forecast reads them.
+    """The rows of a linear model as a forecast reads them.
 
     Args:
       train, test: what it computes with.
@@ -71,37 +92,59 @@ class Examples(NamedTuple):
     left_out: float = 0.0
 
     @classmethod
-    def of(cls, problem: LinearModel, num_full: int, subsample: int | None) -> "Examples":
-        features = _matrix(problem.train)
+    def of(cls, problem: LinearModel, num_full: int, size: int) -> "Examples":
+        """`size` of the examples, and as many others beside them; the num_full features of most energy in the block."""
+        chosen, others = _subsample(problem.train, size)
+        features = _matrix(problem.train, chosen)
         energy = scipy.sparse.csr_array(features).power(2).sum(axis=0)
-        order = np.argsort(-np.asarray(energy), kind="stable")
-        train = _split(features, problem.train, order, num_full)
-        test = None if problem.test is None else _split(_matrix(problem.test), problem.test, order, num_full)
-        if subsample is None or subsample >= train.num_examples:
-            return cls(train, test)
-        # The same rows for everybody: a choice of rows is no randomness that anybody's privacy rests on.
-        key = key_for(Purpose.DATA, "moments", root=RandomRoot.from_insecure_seed(0), repeat=0)
-        shuffled = np.random.default_rng(key_data(key)).permutation(train.num_examples)
-        chosen, others = np.sort(shuffled[:subsample]), np.sort(shuffled[subsample : 2 * subsample])
-        return cls(train.take(chosen), test, train.take(others), 1 - subsample / train.num_examples)
+        order = np.argsort(-np.asarray(energy), kind="stable")[:num_full]
+        train = _split(features, problem.train, chosen, order)
+        test = held_out = None
+        if len(others):
+            held_out = _split(_matrix(problem.train, others), problem.train, others, order)
+        if problem.test is not None:
+            seen, _ = _subsample(problem.test, LARGEST_TEST)
+            test = _split(_matrix(problem.test, seen), problem.test, seen, order)
+        return cls(train, test, held_out, 1 - len(chosen) / problem.num_examples)
 
 
-def _matrix(data: Labelled) -> Any:
+def _subsample(data: Labelled, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of `size` examples and of as many others, or of all and of none: the same ones for everybody.
+
+    By systematic sampling from the examples sorted by label and length, so that both are represented as among all.
+    """
+    labels, lengths = np.asarray(data.labels), np.asarray(data.rows.squared_norms)
+    n = len(labels)
+    if size >= n:
+        return np.arange(n), np.arange(0)
+    # A choice of rows that stays inside the forecast is no randomness that anybody's privacy rests on.
+    key = key_for(Purpose.DATA, "moments", root=RandomRoot.from_insecure_seed(0), repeat=0)
+    shuffled = np.random.default_rng(key_data(key)).permutation(n)
+    order = shuffled[np.lexsort((lengths[shuffled], labels[shuffled]))]
+    both = min(2 * size, n)
+    places = np.arange(both) * n // both
+    return np.sort(order[places[::2]]), np.sort(order[places[1::2]])
+
+
+def _matrix(data: Labelled, chosen: np.ndarray) -> Any:
+    """The features of the chosen rows; (m, p), CSR or dense."""
     if isinstance(data.rows, DenseRows):
-        return np.asarray(data.rows.values)
-    values, indices = np.asarray(data.rows.values), np.asarray(data.rows.indices)
+        return np.asarray(data.rows.values)[chosen]
+    values, indices = np.asarray(data.rows.values)[chosen], np.asarray(data.rows.indices)[chosen]
     there = values != 0
     ends = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
     shape = (len(values), data.rows.num_features)
     return scipy.sparse.csr_array((values[there], indices[there], ends), shape=shape)
 
 
-def _split(features: Any, data: Labelled, order: np.ndarray, num_full: int) -> Rows:
-    block, rest = features[:, order[:num_full]], features[:, order[num_full:]]
+def _split(features: Any, data: Labelled, chosen: np.ndarray, first: np.ndarray) -> Rows:
+    """Rows with the features `first` in the block."""
+    others = np.setdiff1d(np.arange(features.shape[1]), first)
+    block, rest = features[:, first], features[:, others]
     if scipy.sparse.issparse(features):
         block, squared = block.toarray(), rest.power(2)
     else:
         squared = rest**2
     block = np.hstack([block, np.ones((len(block), 1))]).astype(np.float32)
-    lengths = np.sqrt(np.asarray(data.rows.squared_norms, np.float64) + 1)
-    return Rows(block, rest, squared, np.asarray(data.labels), lengths)
+    lengths = np.sqrt(np.asarray(data.rows.squared_norms, np.float64)[chosen] + 1)
+    return Rows(block, block**2, rest, squared, np.asarray(data.labels)[chosen], lengths)

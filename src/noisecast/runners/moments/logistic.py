@@ -5,7 +5,8 @@ in geometric steps within which the response is linear.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,18 @@ from noisecast.runners.moments.forecast import Forecast, Metrics, collected
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, expected_norm
 from noisecast.theory.frozen_steps import SMALLEST_GAIN, advance_covariance, advance_variance, krylov_response
-from noisecast.theory.logistic_moments import LogisticExpectations, logistic_expectations
+from noisecast.theory.logistic_moments import (
+    ClippedExpectations,
+    LogisticExpectations,
+    clipped_expectations,
+    logistic_expectations,
+)
+from noisecast.theory.loss_spread import hermite_coefficients, mean_loss_std
+from noisecast.theory.own_push import OwnPush
 
+SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 6_000, 50_000  # where nobody asks for a number
+ENOUGH = 0.02  # of the loss: a subsample that adds less is large enough
+EXAMPLES_OF_SPREAD = 500
 LARGEST_STEP = 2.0  # eta times the largest curvature met on the way: there steps start to explode
 
 
@@ -29,21 +40,32 @@ def why_unsupported(scenario: Scenario) -> str | None:
     return None
 
 
-def prepare(problem: LinearModel, settings: Any) -> Examples:
-    return Examples.of(problem, settings.full_covariance_features, settings.subsample)
+def prepare(problem: LinearModel, settings: Any) -> Callable[[int], Examples]:
+    return cache(lambda size: Examples.of(problem, settings.full_covariance_features, size))
 
 
-def forecast(scenario: Scenario, prepared: Examples, record_at: Sequence[int], settings: Any) -> Forecast:
-    return _LogisticSolve(scenario, prepared).forecast(record_at, settings.time_steps)
+def forecast(
+    scenario: Scenario, prepared: Callable[[int], Examples], record_at: Sequence[int], settings: Any
+) -> Forecast:
+    """With the subsample asked for; else with as many examples as bring the error that one adds below a limit."""
+    num_examples = int(scenario.problem.num_examples or 0)
+    size = settings.subsample or SMALLEST_SUBSAMPLE
+    while True:
+        found = _LogisticSolve(scenario, prepared(min(size, num_examples))).forecast(record_at, settings.time_steps)
+        if settings.subsample or size >= min(num_examples, LARGEST_SUBSAMPLE) or found.subsample_error <= ENOUGH:
+            return found
+        # What a subsample adds falls as 1/size.
+        size = min(LARGEST_SUBSAMPLE, math.ceil(1.5 * size * min(found.subsample_error / ENOUGH, 8.0)))
 
 
 class _Weights(NamedTuple):
-    """Gaussian weights in the order [block, rest], and what the optimizer remembers."""
+    """Gaussian weights in the order [block, rest], what the optimizer remembers, and what examples have pushed."""
 
     mean: np.ndarray
     covariance: np.ndarray
     variance: np.ndarray
     memory: Any
+    pushed: OwnPush
 
 
 class _Field(NamedTuple):
@@ -51,13 +73,16 @@ class _Field(NamedTuple):
 
     Args:
       expectations: of every example.   mean: of the clipped gradient, in the block and the rest; (d,).
+      block_spread, rest_spread: variance of each logit from the block and from the rest, own pushes left out; (n,).
       jacobian: J in the block.   jacobian_diag: its diagonal in the rest.
       covariance: of the private gradient in the block, the spread of the weights included.
       law: of the private gradient, coordinate by coordinate.
     """
 
-    expectations: LogisticExpectations
+    expectations: ClippedExpectations
     mean: np.ndarray
+    block_spread: np.ndarray
+    rest_spread: np.ndarray
     jacobian: np.ndarray
     jacobian_diag: np.ndarray
     covariance: np.ndarray
@@ -82,7 +107,7 @@ class _LogisticSolve:
     def __init__(self, scenario: Scenario, examples: Examples):
         self.optimizer, self.mechanism = scenario.optimizer, scenario.mechanism
         self.learning_rate = float(scenario.optimizer.learning_rate)
-        self.num_steps = scenario.num_steps
+        self.num_steps, self.num_examples = scenario.num_steps, int(scenario.problem.num_examples or 0)
         self.closure: Any = self.optimizer.theory.closure
         self.examples, self.rows = examples, examples.train
         self.split, self.steepest = self.rows.block.shape[1], 0.0
@@ -91,19 +116,20 @@ class _LogisticSolve:
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
 
     def forecast(self, record_at: Sequence[int], time_steps: int) -> Forecast:
-        grid = np.rint(np.geomspace(1, self.num_steps, time_steps)).astype(int).tolist()
-        stops = sorted({0, *grid, *record_at})
+        stops = sorted({0, *_time_grid(self.num_steps, time_steps), *record_at})
         num_block, num_rest = self.split, self.rows.rest.shape[1]
-        at = _Weights(np.zeros(num_block + num_rest), np.zeros((num_block, num_block)), np.zeros(num_rest), None)
+        at = _Weights(
+            np.zeros(num_block + num_rest), np.zeros((num_block, num_block)), np.zeros(num_rest), None,
+            OwnPush.none(self.rows.num_examples),
+        )  # fmt: skip
         recorded, subsample_error = {}, 0.0
         for step, end in zip(stops, [*stops[1:], None]):
             field = self._field(at)
             beyond = self._out_of_depth(field, at, step)
             if step in record_at:
-                recorded[step] = self._metrics(at, field), beyond
-            if end is None:
-                subsample_error = self._subsample_error(at, field)
-            elif _is_finite(at):
+                metrics, subsample_error = self._metrics(at)
+                recorded[step] = metrics, beyond
+            if end is not None and _is_finite(at):
                 at = self._advance(at, field, step, end - step)
         return collected(recorded, subsample_error)
 
@@ -111,12 +137,16 @@ class _LogisticSolve:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
         half = num_steps // 2
         if half == 0:
-            return self._frozen(at, field, at, step, num_steps)
-        middle = self._frozen(at, field, at, step, half)
-        return self._frozen(at, self._field(middle), middle, step, num_steps) if _is_finite(middle) else middle
+            return self._frozen(at, field, at, field, step, num_steps, since=0)
+        middle = self._frozen(at, field, at, field, step, half, since=0)
+        if not _is_finite(middle):
+            return middle
+        return self._frozen(at, field, middle, self._field(middle), step, num_steps, since=half)
 
-    def _frozen(self, at: _Weights, field: _Field, around: _Weights, step: int, num_steps: int) -> _Weights:
-        """num_steps from `at` in the field found at `around`."""
+    def _frozen(
+        self, at: _Weights, before: _Field, around: _Weights, field: _Field, step: int, num_steps: int, *, since: int
+    ) -> _Weights:
+        """num_steps from `at` in the field found at `around`, `since` steps after the field before."""
         split, eta = self.split, self.learning_rate
         block, rest = slice(None, split), slice(split, None)
         memory = self.closure.memory(at.memory, field.law, step, num_steps)
@@ -141,6 +171,31 @@ class _LogisticSolve:
                 at.variance, jacobian=field.jacobian_diag, gain=slope[rest], noise=share * rest_noise, **linear
             ),
             memory,
+            self._pushed(at.pushed, before, field, slope, share * np.diag(noise), share * rest_noise, num_steps, since),
+        )
+
+    def _pushed(
+        self, pushed: OwnPush, before: _Field, field: _Field, slope: np.ndarray, noise: np.ndarray,
+        rest_noise: np.ndarray, num_steps: int, since: int,
+    ) -> OwnPush:  # fmt: skip
+        rows, eta, found = self.rows, self.learning_rate, field.expectations
+        gain = slope[self.split :]
+        reach = np.maximum(rows.rest_squared_dot(gain), 1e-30)  # sum_j k_j x_ij^2
+
+        def forgetting(injected: np.ndarray, start: np.ndarray, now: np.ndarray) -> np.ndarray:
+            """The rate lambda of s' = injected - 2 lambda s."""
+            grown = (now - start) / since if since else 0.0
+            return np.maximum(injected - grown, 0.0) / (2 * np.maximum(now, 1e-30))
+
+        return pushed.advance(
+            num_steps,
+            block=field.block_spread,
+            rest=field.rest_spread,
+            push_rate=eta * found.slope * reach / rows.num_examples,
+            block_rate=forgetting(eta**2 * rows.block_squared_dot(noise), before.block_spread, field.block_spread),
+            rest_rate=forgetting(eta**2 * rows.rest_squared_dot(rest_noise), before.rest_spread, field.rest_spread),
+            fading_rate=eta * rows.rest_squared_dot(gain**2 * field.jacobian_diag) / reach,
+            own_noise=(eta * reach) ** 2 * self.second_share * found.squared_residual / rows.num_examples,
         )
 
     def _travelled(
@@ -161,41 +216,82 @@ class _LogisticSolve:
         return self.rows.mean_of(field.expectations.slope * self.rows.dot(vector))
 
     def _field(self, at: _Weights) -> _Field:
-        found = self._expectations(self.rows, at)
-        mean = self.rows.mean_of(found.residual)
-        jacobian = self.rows.block_second_moment(found.slope)
-        jacobian_diag = self.rows.rest_second_moment(found.slope)
-        split, privacy = self.split, self.mechanism.mean_noise_std**2
-        noise = self.second_share * self.rows.block_second_moment(found.squared_residual)
+        rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
+        block_spread, rest_spread = rows.block_spread(at.covariance), rows.rest_squared_dot(at.variance)
+        found = clipped_expectations(
+            rows.dot(at.mean), at.pushed.output_variance(block_spread, rest_spread), rows.labels, self._bound(rows)
+        )
+        mean = rows.mean_of(found.residual)
+        held = found.slope * at.pushed.remaining_share(block_spread, rest_spread)
+        jacobian = rows.block_second_moment(held)
+        jacobian_diag = rows.rest_second_moment(held)
+        noise = self.second_share * rows.block_second_moment(found.squared_residual)
         noise = noise - self.mean_share * np.outer(mean[:split], mean[:split]) + privacy * np.eye(split)
-        rest_noise = self.second_share * self.rows.rest_second_moment(found.squared_residual)
+        rest_noise = self.second_share * rows.rest_second_moment(found.squared_residual)
         rest_noise = rest_noise - self.mean_share * mean[split:] ** 2 + privacy
         spread = jacobian @ at.covariance @ jacobian
         signal = np.concatenate([np.diag(spread), jacobian_diag**2 * at.variance])
         # Single precision may leave a variance of nothing below nothing.
         law = GradientLaw(mean, signal, np.maximum(np.concatenate([np.diag(noise), rest_noise]), 1e-30))
-        return _Field(found, mean, jacobian, jacobian_diag, noise + spread, law)
+        return _Field(found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise + spread, law)
 
-    def _expectations(self, data: Rows, at: _Weights) -> LogisticExpectations:
-        spread = data.logit_variance(at.covariance, at.variance)
-        return logistic_expectations(data.dot(at.mean), spread, data.labels, self.mechanism.l2_clip_norm / data.lengths)
+    def _bound(self, data: Rows) -> np.ndarray:
+        return self.mechanism.l2_clip_norm / data.lengths
 
-    def _metrics(self, at: _Weights, field: _Field) -> Metrics:
-        found = field.expectations
-        gradient = self.rows.mean_of(found.full_residual)
-        jacobian = self.rows.block_second_moment(found.full_slope)
-        rest = self.rows.rest_second_moment(found.full_slope)
+    def _metrics(self, at: _Weights) -> tuple[Metrics, float]:
+        """Metrics, and what a subsample adds to the loss, as a share of it: its standard error, and optimism.
+
+        Weights fitted to m examples are better on them by a/m, and worse on others by a/m: the gap is 2 a/m. With all n
+        it would be 2 a/n, so the loss is a (1/m - 1/n) = (1 - m/n) gap/2 too low; that is added. What remains is taken
+        to be a quarter of it.
+        """
+        seen = self._outlook(self.rows, at, at.pushed)
+        gradient = self.rows.mean_of(seen.full_residual)
+        jacobian = self.rows.block_second_moment(seen.full_slope)
+        rest = self.rows.rest_second_moment(seen.full_slope)
         metrics = {
-            "loss": found.loss.mean(),
-            "accuracy": found.probability_of_right.mean(),
+            "loss": seen.loss.mean(),
+            "accuracy": seen.probability_of_right.mean(),
             "gradient_norm": _norm(gradient, jacobian @ at.covariance @ jacobian, rest**2 * at.variance),
-            "clip_fraction": found.clip_fraction.mean(),
+            "clip_fraction": seen.clip_fraction.mean(),
             "params_norm": _norm(at.mean, at.covariance, at.variance),
         }
+        metrics["loss_std"] = self._spread(self.rows, at, at.pushed, self.num_examples)
+        error = 0.0
+        if self.examples.held_out is not None:
+            unseen = self._outlook(self.examples.held_out, at, None)
+            share = self.examples.left_out / 2
+            optimism = share * (float(unseen.loss.mean()) - metrics["loss"])
+            metrics["loss"] += optimism
+            metrics["accuracy"] += share * (unseen.probability_of_right.mean() - metrics["accuracy"])
+            chance = float(seen.loss.std()) / math.sqrt(2 * self.rows.num_examples) * math.sqrt(self.examples.left_out)
+            error = (abs(optimism) / 4 + chance) / metrics["loss"]
         if self.examples.test is not None:
-            unseen = self._expectations(self.examples.test, at)
+            unseen = self._outlook(self.examples.test, at, None)
             metrics |= {"test_loss": unseen.loss.mean(), "test_accuracy": unseen.probability_of_right.mean()}
-        return {name: float(value) for name, value in metrics.items()}
+            metrics["test_loss_std"] = self._spread(self.examples.test, at, None, self.examples.test.num_examples)
+        return {name: float(value) for name, value in metrics.items()}, error
+
+    def _outlook(self, data: Rows, at: _Weights, pushed: OwnPush | None) -> LogisticExpectations:
+        block, rest = data.block_spread(at.covariance), data.rest_squared_dot(at.variance)
+        spread = block + rest if pushed is None else pushed.output_variance(block, rest)
+        return logistic_expectations(data.dot(at.mean), spread, data.labels, self._bound(data))
+
+    def _spread(self, data: Rows, at: _Weights, pushed: OwnPush | None, num_examples: int) -> float:
+        """Standard deviation of the loss over runs, from some of the examples."""
+        chosen = np.arange(0, data.num_examples, max(1, data.num_examples // EXAMPLES_OF_SPREAD))
+        few = data.take(chosen)
+        covariance = few.logit_covariance(at.covariance, at.variance)
+        if pushed is not None:
+            pushed = OwnPush(*(part[chosen] for part in pushed))
+            block, rest = few.block_spread(at.covariance), few.rest_squared_dot(at.variance)
+            held = pushed.remaining_share(block, rest)
+            covariance *= np.outer(held, held)
+            np.fill_diagonal(covariance, pushed.output_variance(block, rest))
+        std = np.sqrt(np.maximum(np.diag(covariance), 1e-8))
+        side = np.where(few.labels == 1, 1.0, -1.0)
+        loss = hermite_coefficients(lambda z: np.logaddexp(0.0, -side[:, None] * z), few.dot(at.mean), std)
+        return mean_loss_std(loss, covariance, std, num_examples)
 
     def _out_of_depth(self, field: _Field, at: _Weights, step: int) -> bool:
         if not np.isfinite(field.mean).all():
@@ -206,15 +302,7 @@ class _LogisticSolve:
         self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * curvature)))
         return self.steepest > LARGEST_STEP
 
-    def _subsample_error(self, at: _Weights, field: _Field) -> float:
-        """What fewer examples change of the final loss, as a share of it: its standard error, and optimism.
 
-        Weights fitted to m examples are better on them by a/m, and worse on others by a/m: the gap is 2 a/m. With all n
-        it would be 2 a/n, so the loss is a (1/m - 1/n) = (1 - m/n) gap/2 too low.
-        """
-        if self.examples.held_out is None:
-            return 0.0
-        seen = field.expectations.loss
-        unseen = self._expectations(self.examples.held_out, at).loss
-        optimism = self.examples.left_out * max(float(unseen.mean() - seen.mean()), 0.0) / 2
-        return (optimism + float(seen.std()) / math.sqrt(len(seen))) / float(seen.mean())
+def _time_grid(num_steps: int, time_steps: int) -> list[int]:
+    """Geometric, from a thousandth of the run on: before, nothing bends."""
+    return np.rint(np.geomspace(max(1.0, num_steps / 1000), num_steps, time_steps)).astype(int).tolist()

@@ -1,0 +1,50 @@
+"""How far one run's loss lies from the mean over runs: Gaussian weights move all examples' losses together."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = Any
+
+
+def hermite_coefficients(loss: Callable[[Array], Array], mean: Array, std: Array, *, order: int = 4) -> Array:
+    """c_k(i) = E[He_k(Z) loss(mean_i + std_i Z)], k = 1 .. order, by Gauss-Hermite with 24 nodes.
+
+    Args:
+      loss: of (n, 24) outputs -> (n, 24).   mean, std: of each example's output; (n,).
+    Returns: (order, n) [loss].
+
+    >>> hermite_coefficients(lambda z: z**2, np.zeros(1), np.ones(1), order=2).round(12) + 0.0
+    array([[0.],
+           [2.]])
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(24)
+    weights = weights / weights.sum()
+    losses = loss(mean[:, None] + std[:, None] * nodes)
+    polynomials = np.array([np.polynomial.hermite_e.hermeval(nodes, np.eye(order + 1)[k]) for k in range(1, order + 1)])
+    return (losses @ (polynomials * weights).T).T
+
+
+def mean_loss_std(coefficients: Array, covariance: Array, std: Array, num_examples: int) -> float:
+    """Standard deviation over runs of the mean loss of num_examples, of which the arrays hold m.
+
+    Two Gaussian outputs of correlation rho have Cov(loss_i, loss_l) = sum_k c_k(i) c_k(l) rho^k/k! (Mehler). Pairs of
+    different examples stand for all such pairs, each example with itself for the other 1/num_examples.
+
+    Args:
+      coefficients: `hermite_coefficients`; (order, m).   covariance: of the outputs; (m, m).   std: of them; (m,).
+
+    >>> round(mean_loss_std(np.array([[1.0, 1.0]]), np.ones((2, 2)), np.ones(2), 2), 12)      # the same noise in both
+    1.0
+    """
+    correlation = np.clip(covariance / np.maximum(np.outer(std, std), 1e-300), -1.0, 1.0)
+    np.fill_diagonal(correlation, 1.0)
+    m, power, total = len(std), np.ones_like(correlation), 0.0
+    for k, c in enumerate(coefficients, start=1):
+        power = power * correlation
+        both, alone = float(c @ power @ c), float(c @ c)
+        pairs = (both - alone) / (m * (m - 1)) if m > 1 else 0.0
+        total += (pairs * (1 - 1 / num_examples) + alone / (m * num_examples)) / math.factorial(k)
+    return math.sqrt(max(total, 0.0))
