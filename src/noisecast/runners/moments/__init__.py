@@ -1,11 +1,14 @@
 """The forecast: mean and covariance of the weights as one deterministic solve; no seed, no path."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+from threadpoolctl import threadpool_limits
 
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners.moments import logistic, quadratic
@@ -48,8 +51,8 @@ class Moments:
     [2.0, 0.0313]
     """
 
-    full_covariance_features: int = 200
-    time_steps: int = 24
+    full_covariance_features: int = 150
+    time_steps: int = 16
     subsample: int | None = None
     name: ClassVar[str] = "moments"
 
@@ -85,12 +88,19 @@ class Moments:
     ) -> pd.DataFrame:
         tables = []
         for group in groups_of(scenarios, lambda scenario: (scenario.problem.fingerprint,)):
-            prepared = self._prepared(group[0])
-            for scenario in group:
-                forecast = self._forecast(scenario, prepared, record_at)
+            for scenario, forecast in zip(group, self._forecasts(group, record_at)):
                 tables.append(_table(self.name, scenario, forecast))
                 progress(len(tables) / len(scenarios))
         return pd.concat(tables, ignore_index=True)
+
+    def _forecasts(self, group: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
+        """Of scenarios on one problem, one a core: linear algebra on several cores at once would wait for itself."""
+        prepared = self._prepared(group[0])
+        if len(group) == 1:
+            yield self._forecast(group[0], prepared, record_at)
+            return
+        with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
+            yield from pool.map(lambda scenario: self._forecast(scenario, prepared, record_at), group)
 
     def forecast(self, scenario: Scenario, record_at: Sequence[int]) -> Forecast:
         """One scenario's forecast, with the error that a subsample adds to it. Non-private.

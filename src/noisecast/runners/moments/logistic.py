@@ -26,10 +26,10 @@ from noisecast.theory.logistic_moments import (
 from noisecast.theory.loss_spread import hermite_coefficients, mean_loss_std
 from noisecast.theory.own_push import OwnPush
 
-SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 6_000, 50_000  # where nobody asks for a number
+SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 12_000, 50_000  # where nobody asks for a number
 ENOUGH = 0.02  # of the loss: a subsample that adds less is large enough
 EXAMPLES_OF_SPREAD = 500
-LARGEST_STEP = 2.0  # eta times the largest curvature met on the way: there steps start to explode
+LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
 
 
 def handles(problem: Any) -> bool:
@@ -131,7 +131,23 @@ class _LogisticSolve:
                 recorded[step] = metrics, beyond
             if end is not None and _is_finite(at):
                 at = self._advance(at, field, step, end - step)
-        return collected(recorded, subsample_error)
+        return collected(recorded, subsample_error, self._reasons(at, subsample_error))
+
+    def _reasons(self, at: _Weights, subsample_error: float) -> list[str]:
+        reasons = []
+        if not _is_finite(at):
+            reasons.append("The weights grow without bound.")
+        if self.steepest > LARGEST_STEP:
+            reasons.append(
+                f"Steps overshoot: learning rate times curvature reaches {self.steepest:.2g}, and 2 explodes. The loss "
+                "swings from run to run, and its mean may be off by tens of per cent."
+            )
+        if subsample_error > ENOUGH:
+            reasons.append(
+                f"{self.rows.num_examples:,} of {self.num_examples:,} examples were used, which may move the loss by "
+                f"{subsample_error:.0%}."
+            )
+        return reasons
 
     def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int) -> _Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
