@@ -21,6 +21,7 @@ import numpy as np
 import scipy.sparse
 
 from benchmarks.linear_model import ROOT, SETTINGS, LinearTask, scenarios_of, stand_in
+from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.datasets import DataError, Dataset, forum500, imdb
 
 MEASURED = "measured"
@@ -45,7 +46,7 @@ class Plan:
 
     Args:
       seconds, rounds: of CPU time that each point gets a round.
-      groups: runs a group on the curves over n, d and non-zeros.
+      groups: runs a group on the curves over n, d and non-zeros, and where generators are compared.
     """
 
     seconds: float = 0.5
@@ -57,6 +58,7 @@ class Plan:
     mean_words: tuple[int, ...] = (15, 50, 148, 500, 1_500)
     runs: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     groups: tuple[int, ...] = (1, 64)
+    secure_rounds: int = 7  # in turns: the machine's other work then falls on both generators
     memory_steps: int = 4_100  # more than the engine draws batches for at once
     imdb_steps: int = 39_000
     forum500_steps: int = 192_250
@@ -65,8 +67,8 @@ class Plan:
 
 QUICK = Plan(
     seconds=0.01, rounds=2, imdb=Shape(400, 300, 20), forum500=Shape(300, 100, 10, 5), num_examples=(200, 400),
-    num_features=(100, 300), mean_words=(5, 20), runs=(1, 4), groups=(1, 4), memory_steps=40, imdb_steps=40,
-    forum500_steps=100, forum500_stretch=20,
+    num_features=(100, 300), mean_words=(5, 20), runs=(1, 4), groups=(1, 4), secure_rounds=2, memory_steps=40,
+    imdb_steps=40, forum500_steps=100, forum500_stretch=20,
 )  # fmt: skip
 
 
@@ -75,7 +77,7 @@ class Row:
     """One number.
 
     Args:
-      curve: "examples", "features", "non-zeros", "runs", "threads", "memory" or "grid".
+      curve: "examples", "features", "non-zeros", "runs", "secure", "threads", "memory" or "grid".
       nonzeros_per_row: the mean over the data.   runs: of a group, or all of them in a grid.
       low, high: the rounds' smallest and largest, of which `value` is the median.
       how: "measured", or what it was estimated from.
@@ -117,6 +119,34 @@ def cost_curves(plan: Plan, *, core: int, say: Callable) -> list[Row]:
                     found = _row(curve, task, optimizer, runs, "cpu_us_per_run_step", np.divide(costs, runs))
                     rows.append(found)
                     say(f"{curve}: {runs} x {optimizer}, {found.value:.3g} us a run-step at {_place(found)}")
+    return rows
+
+
+def secure_curve(plan: Plan, *, core: int, say: Callable) -> list[Row]:
+    """What secure noise (the extra `[secure]`) costs: CPU time of a run-step over the fast generator's, in turns."""
+    task, rows = imdb_task(plan.imdb.data()), []
+    with _on({core}):
+        for runs in plan.groups:
+            for optimizer in SETTINGS:
+                fast = _start(task, optimizer, runs)
+                secure = _start(task, optimizer, runs, root=RandomRoot.from_os_entropy(secure_noise=True))
+                steps = [_steps_of(run, plan) for run in (fast, secure)]
+                turns = [
+                    [1e6 * _timed(run, n) / (n * runs) for run, n in zip((fast, secure), steps)]
+                    for _ in range(plan.secure_rounds)
+                ]
+                costs = np.array(turns).T
+                ratios = np.divide(costs[1], costs[0])
+                for metric, values in (
+                    ("fast_us_per_run_step", costs[0]), ("secure_us_per_run_step", costs[1]), ("secure_to_fast", ratios)
+                ):  # fmt: skip
+                    rows.append(_row("secure", task, optimizer, runs, metric, values))
+                found = rows[-1]
+                say(
+                    f"secure: {runs} x {optimizer}, {found.value:.2f} times the fast generator "
+                    f"({found.low:.2f} - {found.high:.2f} in {len(turns)} turns), {rows[-2].value:.3g} against "
+                    f"{rows[-3].value:.3g} us a run-step at {_place(found)}"
+                )
     return rows
 
 
@@ -284,8 +314,9 @@ def imdb_task(data: Dataset) -> LinearTask:
 
 
 def _start(
-    task: LinearTask, optimizer: str, runs: int, *, repeats: Sequence[int] = (0,), test: Dataset | None = None
-) -> Any:
+    task: LinearTask, optimizer: str, runs: int, *, repeats: Sequence[int] = (0,), test: Dataset | None = None,
+    root: RandomRoot = ROOT,
+) -> Any:  # fmt: skip
     from noisecast import engines
     from noisecast.engines.row_sparse import RowSparseRun
     from noisecast.problems.linear import linear_model
@@ -296,7 +327,7 @@ def _start(
     if test is not None:
         problem = linear_model(task.data, test)
         scenarios = [dataclasses.replace(scenario, problem=problem) for scenario in scenarios]
-    run = engines.start(scenarios, repeats=repeats, root=ROOT)
+    run = engines.start(scenarios, repeats=repeats, root=root)
     assert isinstance(run, RowSparseRun)
     return run
 
@@ -414,3 +445,7 @@ def _draw_bars(ax: Any, rows: Sequence[Row], title: str) -> None:
     ax.set_yticks(range(len(rows)), [f"{row.optimizer}, R = {row.runs},\nd = {row.num_params:,}" for row in rows])
     ax.set(title=title, xlim=(0, 1.25 * max((row.value for row in rows), default=1.0)))
     ax.invert_yaxis()
+
+
+if __name__ == "__main__":  # `python -m benchmarks.curves`: apart from the others, because it needs the extra [secure]
+    secure_curve(Plan(), core=max(os.sched_getaffinity(0)), say=print)

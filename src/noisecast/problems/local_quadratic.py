@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+NUM_PROBES = 8  # Rademacher directions that the noise's spectrum is averaged over
+
 
 @dataclass(frozen=True)
 class LocalQuadratic:
@@ -29,7 +31,7 @@ def local_quadratic_by_lanczos(
     gradient: np.ndarray,
     hessian_vector: Callable[[np.ndarray], np.ndarray],
     num_nodes: int = 40,
-    num_probes: int = 8,
+    num_probes: int = NUM_PROBES,
 ) -> LocalQuadratic:
     """Stochastic Lanczos quadrature: `num_nodes` Hessian-vector products for the gradient's measure and each probe's.
 

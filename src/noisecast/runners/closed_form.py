@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from noisecast.privacy.noise import RandomRoot
+from noisecast.problems.local_quadratic import LocalQuadratic
 from noisecast.runners.runner import Progress, groups_of, rows
 from noisecast.scenario import Scenario
 from noisecast.table import EXTRAPOLATED, OK
@@ -58,7 +59,7 @@ class ClosedForm:
             quadratic = problem.local_quadratic(start)
             for scenario in group:
                 steps = np.array([step for step in record_at if step <= scenario.num_steps])
-                metrics, beyond = _metrics(scenario, start, quadratic, steps)
+                metrics, beyond = local_metrics(scenario, start, quadratic, steps)
                 records = [(int(k), {name: v[i : i + 1] for name, v in metrics.items()}) for i, k in enumerate(steps)]
                 table = rows(self.name, [scenario], None, records)
                 table.loc[table["step"].isin(steps[beyond].tolist()) & (table["status"] == OK), "status"] = EXTRAPOLATED
@@ -67,25 +68,15 @@ class ClosedForm:
         return pd.concat(tables, ignore_index=True)
 
 
-def _metrics(scenario: Scenario, start, quadratic, steps: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def local_metrics(scenario: Scenario, start, quadratic, steps: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """The metrics at `steps`, and which of those lie where the formula is out of its depth."""
     problem, theory = scenario.problem, scenario.optimizer.theory
     prepared = problem.prepare_moments(scenario.mechanism)
     moments = problem.gradient_moments(start, prepared)
-    noise_std = float(np.sqrt(np.mean(np.square(moments.noise_std, dtype=np.float64))))
-    learning_rate = float(theory.effective_learning_rate(scenario.optimizer.learning_rate, noise_std))
-    law: dict[str, Any] = {
-        "signal_eigenvalues": quadratic.signal_eigenvalues,
-        "signal_squared_gradients": quadratic.signal_squared_gradients,
-        "noise_eigenvalues": quadratic.noise_eigenvalues,
-        "noise_multiplicities": quadratic.noise_multiplicities,
-        "shrink_factor": float(problem.shrink_factor(start, prepared)),
-        "learning_rate": learning_rate,
-        "noise_penalty": theory.noise_penalty,
-        "gradient_noise_std": noise_std,
-    }
+    law = local_law(scenario, quadratic, moments.noise_std, problem.shrink_factor(start, prepared))
+    noise_std, learning_rate = law["gradient_noise_std"], law["learning_rate"]
     loss = local_quadratic_loss(steps, initial_loss=quadratic.loss, **law)
-    beyond = _linearisation_gap(scenario, moments, quadratic.loss, steps, law) > LARGEST_LINEARISATION_GAP * loss
+    beyond = linearisation_gap(scenario, moments, quadratic.loss, steps, law) > LARGEST_LINEARISATION_GAP * loss
     if problem.is_quadratic:
         beyond |= (steps > 0) & _clipping_changes(problem, start, prepared)
     else:
@@ -101,6 +92,22 @@ def _metrics(scenario: Scenario, start, quadratic, steps: np.ndarray) -> tuple[d
     return metrics, beyond
 
 
+def local_law(scenario: Scenario, quadratic: LocalQuadratic, noise_stds: Any, shrink_factor: Any) -> dict[str, Any]:
+    """The arguments of `local_quadratic_loss`: a spectrum, and clipping and noise at a point."""
+    theory = scenario.optimizer.theory
+    noise_std = float(np.sqrt(np.mean(np.square(noise_stds, dtype=np.float64))))
+    return {
+        "signal_eigenvalues": quadratic.signal_eigenvalues,
+        "signal_squared_gradients": quadratic.signal_squared_gradients,
+        "noise_eigenvalues": quadratic.noise_eigenvalues,
+        "noise_multiplicities": quadratic.noise_multiplicities,
+        "shrink_factor": float(shrink_factor),
+        "learning_rate": float(theory.effective_learning_rate(scenario.optimizer.learning_rate, noise_std)),
+        "noise_penalty": theory.noise_penalty,
+        "gradient_noise_std": noise_std,
+    }
+
+
 def _clipping_changes(problem, start, prepared) -> bool:
     """Whether clipping leaves another share of the gradient, or other noise, at the minimum (0) than at the start."""
     minimum = np.zeros_like(start)
@@ -109,7 +116,7 @@ def _clipping_changes(problem, start, prepared) -> bool:
     return any(abs(end / first - 1) > LARGEST_CLIPPING_CHANGE for first, end in (shares, noises))
 
 
-def _linearisation_gap(scenario: Scenario, moments, initial_loss: float, steps: np.ndarray, law: dict) -> np.ndarray:
+def linearisation_gap(scenario: Scenario, moments, initial_loss: float, steps: np.ndarray, law: dict) -> np.ndarray:
     """Most that linearising the optimizer can move the loss: its drift is weakest, next to the linear one, at first."""
     theory = scenario.optimizer.theory
     mean = np.asarray(moments.mean, np.float64)

@@ -11,14 +11,14 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from noisecast.privacy.noise import RandomRoot
-from noisecast.runners.moments import logistic, quadratic
+from noisecast.runners.moments import logistic, quadratic, separable
 from noisecast.runners.moments.forecast import Forecast, Solver
 from noisecast.runners.runner import Progress, groups_of, rows
 from noisecast.scenario import Scenario
 from noisecast.table import EXTRAPOLATED, OK
 
 # One kind of problem each; the first that handles a problem forecasts it.
-SOLVERS: tuple[Solver, ...] = (quadratic, logistic)
+SOLVERS: tuple[Solver, ...] = (quadratic, separable, logistic)
 LARGEST_SUBSAMPLE_ERROR = 0.02  # of the loss: beyond it all rows are `extrapolated`
 
 
