@@ -261,7 +261,9 @@ def test_rows_are_the_tables_without_seed():
     assert forecast["seed"].isna().all()
     assert set(forecast["step"]) == {0, 10, 50}
     assert {"loss_std", "test_loss_std"} <= set(forecast["metric"])
-    start = table[(table["step"] == 0) & ~table["metric"].str.endswith("_std")].pivot(index="metric", columns="runner", values="value")
+    start = table[(table["step"] == 0) & ~table["metric"].str.endswith("_std")].pivot(
+        index="metric", columns="runner", values="value"
+    )
     assert set(table.loc[table["runner"] == "training", "metric"]) == set(start.index)
     # At zero logits the prediction is a coin for us and class 0 for training.
     start = start.drop(["accuracy", "test_accuracy"])

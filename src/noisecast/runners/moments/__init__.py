@@ -11,14 +11,14 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from noisecast.privacy.noise import RandomRoot
-from noisecast.runners.moments import logistic, quadratic, separable
+from noisecast.runners.moments import factorization, logistic, quadratic, separable
 from noisecast.runners.moments.forecast import Forecast, Solver
 from noisecast.runners.runner import Progress, groups_of, rows
 from noisecast.scenario import Scenario
 from noisecast.table import EXTRAPOLATED, OK
 
 # One kind of problem each; the first that handles a problem forecasts it.
-SOLVERS: tuple[Solver, ...] = (quadratic, separable, logistic)
+SOLVERS: tuple[Solver, ...] = (quadratic, separable, logistic, factorization)
 LARGEST_SUBSAMPLE_ERROR = 0.02  # of the loss: beyond it all rows are `extrapolated`
 
 
@@ -26,12 +26,14 @@ LARGEST_SUBSAMPLE_ERROR = 0.02  # of the loss: beyond it all rows are `extrapola
 class Moments:
     """Mean and covariance of the weights, closed by Gaussians (`theory.moment_closures`).
 
-    On a quadratic with injected noise: the algorithm's own recursion, coordinate by coordinate; exact for DP-SGD while
-    nothing is clipped. On a binary logistic model: full covariance among the features of most energy and the bias,
-    variances elsewhere; every logit is Gaussian; time runs in geometric steps within which the response is linear.
-    Metrics are expectations over runs. Everything is computed from the examples
-    without noise: non-private. Rows are marked `extrapolated` where the closure is out of its depth, and `diverged`
-    where the forecast has no finite number.
+    - Quadratics and quartics: the algorithm's own recursion, coordinate by coordinate; exact for DP-SGD on a quadratic
+      while nothing is clipped. Where a quartic has two wells, a density on a grid.
+    - Logistic, softmax and multi-label models: full covariance among the features of most energy and the bias,
+      variances elsewhere; every logit is Gaussian; time runs in geometric steps within which the response is linear.
+    - Matrix factorisations: rows are Gaussian and independent; time steps are quadratic in their number.
+
+    Metrics are expectations over runs. Everything is computed from the examples without noise: non-private. Rows are
+    marked `extrapolated` where the closure is out of its depth, and `diverged` where the forecast has no finite number.
 
     Args:
       full_covariance_features: how many features have a full covariance; >= 0.

@@ -1,0 +1,394 @@
+"""Forecasts of matrix factorisations.
+
+Rows are independent Gaussians: a mean, and a variance a number in the basis of the numbers (a rotation, the same for
+all rows) in which the means of most rows are uncorrelated. A rating's error is Gaussian, and knows what the rating's
+own pushes have done (`theory.factorization_moments`). All ratings are used: `subsample` and `full_covariance_features`
+have no meaning here, and `time_steps` is how often the basis, an optimizer's memory and the own pushes are renewed.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from noisecast.problems.matrix_factorization import MatrixFactorization, RatedPairs
+from noisecast.runners.moments.forecast import Forecast, Metrics, collected
+from noisecast.scenario import Scenario
+from noisecast.theory.closures import GradientLaw, expected_norm
+from noisecast.theory.factorization_moments import (
+    ClippedError,
+    chebyshev_step,
+    clipped_error,
+    remaining_share,
+    stages_for,
+    variance_of_squares,
+)
+
+LARGEST_STEP = 2.0  # eta times the largest curvature met on the way: there steps start to explode
+LARGEST_LATTICE_STEP = 1.0  # the same where directions are not linear in gradients: there their lattice or lag shows
+LARGEST_GROWTH = 3.0  # of the sum of squares within one step of ours
+MOST_HALVINGS = 40
+LEAST_SHARE = 2 / 3  # mean D: with less left, rows that fit each other's noise are no longer independent
+
+
+class Pairs(NamedTuple):
+    """Ratings, sorted by user, and how many rows there are."""
+
+    users: np.ndarray
+    items: np.ndarray
+    labels: np.ndarray
+    num_rows: int
+
+    def sum_of(self, of_items: np.ndarray, of_users: np.ndarray) -> np.ndarray:
+        """By row: of its user's row sum_i of_items_i, of its item's row sum_i of_users_i; (R,)."""
+        return np.bincount(self.users, of_items, self.num_rows) + np.bincount(self.items, of_users, self.num_rows)
+
+
+class Prepared(NamedTuple):
+    """What scenarios on a problem share: ratings, initial rows (R, dim), and 2 w of the loss w e^2."""
+
+    train: Pairs
+    test: Pairs | None
+    start: np.ndarray
+    slope: float
+
+
+def handles(problem: Any) -> bool:
+    return isinstance(problem, MatrixFactorization)
+
+
+def why_unsupported(scenario: Scenario) -> str | None:
+    return None
+
+
+def prepare(problem: MatrixFactorization, settings: Any) -> Prepared:
+    start = np.asarray(problem.initial_params(), np.float64).reshape(problem.num_rows, problem.dim)
+    test = None if problem.test is None else _pairs(problem.test, problem.num_rows)
+    return Prepared(_pairs(problem.train, problem.num_rows), test, start, 2 * problem.error_weight)
+
+
+def forecast(scenario: Scenario, prepared: Prepared, record_at: Sequence[int], settings: Any) -> Forecast:
+    return _FactorSolve(scenario, prepared).forecast(record_at, settings.time_steps)
+
+
+def _pairs(rated: RatedPairs, num_rows: int) -> Pairs:
+    users, items, labels = (np.asarray(part) for part in (rated.users, rated.items, rated.labels))
+    order = np.argsort(users, kind="stable")
+    return Pairs(users[order], items[order], labels[order].astype(np.float64), num_rows)
+
+
+# --- What rows make of ratings ------------------------------------------------------------------------------------
+
+KERNEL: Any = {"fastmath": True, "nogil": True, "cache": True}
+
+
+@numba.njit(**KERNEL)
+def _products(mean, variance, users, items, product, spread):
+    """<m_u, m_w> and s^2 of every rating."""
+    for i in range(len(users)):
+        mu, mw, vu, vw = mean[users[i]], mean[items[i]], variance[users[i]], variance[items[i]]
+        of_means, of_spread = np.float32(0.0), np.float32(0.0)
+        for j in range(len(mu)):
+            of_means += mu[j] * mw[j]
+            of_spread += vu[j] * (mw[j] * mw[j] + vw[j]) + vw[j] * mu[j] * mu[j]
+        product[i], spread[i] = of_means, of_spread
+
+
+@numba.njit(**KERNEL)
+def _row_sums(mean, variance, users, items, push, slope, held, force, curvature):
+    """By row, over its ratings: E[r x_w] = E r m_w + E r' v_w m_u (Stein), and E r' (m_w^2 + v_w), numberwise.
+
+    Of what moves with v_w only the share that own pushes have left holds: `held` is D E r'.
+    """
+    for i in range(len(users)):
+        u, w = users[i], items[i]
+        mu, mw, vu, vw = mean[u], mean[w], variance[u], variance[w]
+        force_u, force_w, curve_u, curve_w = force[u], force[w], curvature[u], curvature[w]
+        for j in range(len(mu)):
+            by_w, by_u = held[i] * vw[j], held[i] * vu[j]
+            force_u[j] += push[i] * mw[j] + by_w * mu[j]
+            force_w[j] += push[i] * mu[j] + by_u * mw[j]
+            curve_u[j] += slope[i] * mw[j] * mw[j] + by_w
+            curve_w[j] += slope[i] * mu[j] * mu[j] + by_u
+
+
+def _single(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32)
+
+
+def _errors(pairs: Pairs, mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """<m_u, m_w> - y and s^2; (n,) each."""
+    product, spread = np.empty(len(pairs.labels), np.float32), np.empty(len(pairs.labels), np.float32)
+    _products(_single(mean), _single(variance), pairs.users, pairs.items, product, spread)
+    return product - pairs.labels, spread.astype(np.float64)
+
+
+def _sums(
+    pairs: Pairs, mean: np.ndarray, variance: np.ndarray, push: np.ndarray, slope: np.ndarray, share: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean gradient and the diagonal of its Jacobian, of the mean over ratings; (R, dim) each."""
+    force, curvature = np.zeros(mean.shape, np.float32), np.zeros(mean.shape, np.float32)
+    rows = _single(mean), _single(variance)
+    pushes, slopes, held = (_single(each / len(pairs.labels)) for each in (push, slope, share * slope))
+    _row_sums(rows[0], rows[1], pairs.users, pairs.items, pushes, slopes, held, force, curvature)
+    return force.astype(np.float64), curvature.astype(np.float64)
+
+
+# --- The time steps -----------------------------------------------------------------------------------------------
+
+
+class _Rows(NamedTuple):
+    """Gaussian rows in the current basis.
+
+    Args:
+      mean, variance: (R, dim) each.   pair: c of every rating; (n,).
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+    pair: np.ndarray
+
+    @classmethod
+    def of(cls, flat: np.ndarray, shape: tuple[int, int]) -> "_Rows":
+        size = shape[0] * shape[1]
+        return cls(flat[:size].reshape(shape), flat[size : 2 * size].reshape(shape), flat[2 * size :])
+
+    @property
+    def flat(self) -> np.ndarray:
+        return np.concatenate([self.mean.ravel(), self.variance.ravel(), self.pair])
+
+    @property
+    def squared_lengths(self) -> np.ndarray:
+        """E|x_r|^2; (R,)."""
+        return (self.mean**2 + self.variance).sum(axis=1)
+
+
+class _Field(NamedTuple):
+    """What the ratings make of Gaussian rows, before the optimizer.
+
+    Args:
+      errors, spread: E e and s^2; (n,) each.   clipped: of 2 w e.   squared_lengths: E|x_r|^2; (R,).
+      force, curvature: mean clipped gradient and its Jacobian's diagonal; (R, dim).
+      signal_variance: a row's variance of the mean gradient from the spread of rows, a number; (R,).
+      law: of the private gradient, in the original basis.
+    """
+
+    errors: np.ndarray
+    spread: np.ndarray
+    clipped: ClippedError
+    squared_lengths: np.ndarray
+    force: np.ndarray
+    curvature: np.ndarray
+    signal_variance: np.ndarray
+    law: GradientLaw
+
+
+class _Rates(NamedTuple):
+    """Changes a step: of the rows, and of what decides D. `steepest`: eta times the largest curvature, from above."""
+
+    rows: _Rows
+    fresh_spread: np.ndarray
+    damping: np.ndarray
+    steepest: float
+
+
+def _tame(before: _Rows, after: _Rows) -> bool:
+    """Whether rows grew little enough that curvatures met on the way are those of the start."""
+    return bool(after.squared_lengths.sum() <= LARGEST_GROWTH * before.squared_lengths.sum())
+
+
+class _FactorSolve:
+    """The time steps of one scenario."""
+
+    def __init__(self, scenario: Scenario, prepared: Prepared):
+        self.prepared, self.pairs = prepared, prepared.train
+        self.mechanism, self.num_steps = scenario.mechanism, scenario.num_steps
+        self.learning_rate = float(scenario.optimizer.learning_rate)
+        self.closure: Any = scenario.optimizer.theory.closure
+        self.shape, self.steepest = prepared.start.shape, 0.0
+        self.memory, self.is_finite, self.halvings = None, True, 0
+        self.basis = np.eye(self.shape[1])
+        self.share = np.ones(len(self.pairs.labels))  # D
+        self.ratings_of = self.pairs.sum_of(*2 * [np.ones(len(self.pairs.labels))])
+
+    def forecast(self, record_at: Sequence[int], time_steps: int) -> Forecast:
+        # Rows grow from small ones ever faster, and their noise as the root of time: steps that lengthen with time.
+        grid = np.rint(self.num_steps * (np.arange(time_steps + 1) / time_steps) ** 2).astype(int).tolist()
+        stops = sorted({*grid, *record_at})
+        at = _Rows(self.prepared.start, np.zeros(self.shape), np.zeros(len(self.pairs.labels)))
+        recorded = {}
+        for step, end in zip(stops, [*stops[1:], None]):
+            at = self._turned(at) if self.is_finite else at
+            field = self._field(at, self.share)
+            if step in record_at:
+                recorded[step] = self._metrics(at, field), self._out_of_depth()
+            if end is not None:
+                at = self._reach(at, field, step, end)
+        return collected(recorded, reasons=self._reasons())
+
+    @property
+    def _largest_step(self) -> float:
+        return LARGEST_STEP if self.closure.is_linear else LARGEST_LATTICE_STEP
+
+    def _turned(self, at: _Rows) -> _Rows:
+        """In the basis where means, weighted by ratings, are uncorrelated: there variances alone say most."""
+        _, turn = np.linalg.eigh((at.mean * self.ratings_of[:, None]).T @ at.mean)
+        self.basis = self.basis @ turn
+        return _Rows(at.mean @ turn, at.variance @ turn**2, at.pair)
+
+    def _reach(self, at: _Rows, field: _Field, step: int, end: int) -> _Rows:
+        """From `step` to `end`, in several steps where rows grow too much for one."""
+        while self.is_finite and step < end:
+            length = end - step
+            after, memory, share = self._advance(at, field, step, length)
+            while length > 1 and self.halvings < MOST_HALVINGS and not _tame(at, after):
+                length, self.halvings = length // 2, self.halvings + 1
+                after, memory, share = self._advance(at, field, step, length)
+            at, self.memory, self.share = after, memory, share
+            self.is_finite = bool(np.isfinite(at.flat).all())
+            step += length
+            if step < end:
+                field = self._field(at, share)
+        return at
+
+    def _advance(self, at: _Rows, field: _Field, step: int, num_steps: int) -> tuple[_Rows, Any, np.ndarray]:
+        """Memory and D half-way, the rows with these, then memory and D to the end."""
+        halfway = self.closure.memory(self.memory, field.law, step, max(1, num_steps // 2))
+        noise_share = self.closure.noise_share(step, num_steps)
+        before = self._rates(at, field, halfway, noise_share)
+        self.steepest = max(self.steepest, before.steepest)
+        kept = {"noise": before.fresh_spread, "damping": before.damping}
+        spread = field.spread + before.fresh_spread * num_steps / 4  # on average until half-way
+        share = remaining_share(self.share, spread=spread, num_steps=num_steps / 2, **kept)
+
+        def change(flat: np.ndarray) -> np.ndarray:
+            rows = _Rows.of(flat, self.shape)
+            return self._rates(rows, self._field(rows, share), halfway, noise_share).rows.flat
+
+        stages = stages_for(before.steepest * num_steps)
+        flat = chebyshev_step(change, at.flat, change(at.flat), num_steps, stages)
+        after = _Rows.of(flat, self.shape)
+        after = after._replace(variance=np.maximum(after.variance, 0.0))
+        spread = (field.spread + _errors(self.pairs, after.mean, after.variance)[1]) / 2
+        share = remaining_share(self.share, spread=spread, num_steps=num_steps, **kept)
+        return after, self.closure.memory(self.memory, field.law, step, num_steps), share
+
+    def _field(self, at: _Rows, share: np.ndarray) -> _Field:
+        users, items, slope = self.pairs.users, self.pairs.items, self.prepared.slope
+        errors, spread = _errors(self.pairs, at.mean, at.variance)
+        errors += at.pair
+        squares = at.squared_lengths
+        bound = self.mechanism.l2_clip_norm / np.sqrt(squares[users] + squares[items])
+        clipped = clipped_error(slope * errors, slope**2 * share * spread, bound)
+        force, curvature = _sums(self.pairs, at.mean, at.variance, clipped.push, slope * clipped.slope, share)
+        second = self.pairs.sum_of(clipped.square * squares[items], clipped.square * squares[users])
+        second /= len(errors) * self.shape[1]
+        batch = self.mechanism.sampler.batch_noise_variance(np.sqrt((force**2).mean(axis=1)), second)
+        noise = np.maximum(batch + self.mechanism.mean_noise_std**2, 1e-30)
+        signal = (curvature**2 * at.variance).mean(axis=1)
+        law = GradientLaw((force @ self.basis.T).ravel(), self._spread_out(signal), self._spread_out(noise))
+        return _Field(errors, spread, clipped, squares, force, curvature, signal, law)
+
+    def _spread_out(self, by_row: np.ndarray) -> np.ndarray:
+        return np.repeat(by_row, self.shape[1])
+
+    def _rates(self, at: _Rows, field: _Field, memory: Any, noise_share: float) -> _Rates:
+        """The expected step, and how variances and own pushes change with it; a row's gains by their mean."""
+        eta, users, items = self.learning_rate, self.pairs.users, self.pairs.items
+        expected, gain = self.closure.response(field.law, memory)
+        gain = gain.reshape(self.shape).mean(axis=1)
+        noise = self.closure.variance(field.law, memory).reshape(self.shape).mean(axis=1)
+        noise = eta**2 * noise_share * np.maximum(noise - gain**2 * field.signal_variance, 0.0)
+        pull = eta * gain[:, None] * field.curvature
+        # (1 - x)^2 = 1 - (2 x - x^2) a step; beyond x = 1 the closure is out of its depth anyway.
+        change = noise[:, None] - pull * (2 - np.minimum(pull, 1.0)) * at.variance
+        total = at.variance.sum(axis=1)
+        fading = (pull * at.variance).sum(axis=1) / np.maximum(total, 1e-300)
+        own = eta / len(field.errors)
+        pushed = own * field.clipped.push * (gain[users] * total[items] + gain[items] * total[users])
+        lengths = field.squared_lengths
+        damping = gain[users] * lengths[items] + gain[items] * lengths[users]
+        return _Rates(
+            rows=_Rows(
+                -eta * expected.reshape(self.shape) @ self.basis,
+                change,
+                -pushed - (fading[users] + fading[items]) * at.pair,
+            ),
+            fresh_spread=noise[users] * lengths[items] + noise[items] * lengths[users],
+            damping=2 * own * self.prepared.slope * field.clipped.slope * damping,
+            steepest=2.2 * eta * float(np.max(gain * self._steepest_of_rows(at, field))),
+        )
+
+    def _steepest_of_rows(self, at: _Rows, field: _Field) -> np.ndarray:
+        """The largest curvature within each row: of the means at most their trace, which one direction mostly has.
+
+        The coupling of users with items can double it, and no more.
+        """
+        lengths = (at.mean**2).sum(axis=1)
+        slope = self.prepared.slope / len(field.errors) * field.clipped.slope
+        trace = self.pairs.sum_of(slope * lengths[self.pairs.items], slope * lengths[self.pairs.users])
+        largest = field.curvature.max(axis=1)
+        return np.clip(trace, largest, 2 * largest)
+
+    # --- What is reported ---
+
+    def _metrics(self, at: _Rows, field: _Field) -> Metrics:
+        metrics = self._loss(self.pairs, at, field.errors, self.share * field.spread, self.share, name="")
+        metrics |= {
+            "clip_fraction": field.clipped.clip_fraction.mean(),
+            "params_norm": expected_norm(
+                float(field.squared_lengths.sum()), float(np.sum(2 * at.variance**2 + 4 * at.mean**2 * at.variance))
+            ),
+        }
+        if self.prepared.test is not None:
+            unseen = self.prepared.test
+            errors, spread = _errors(unseen, at.mean, at.variance)
+            found = self._loss(unseen, at, errors, spread, np.ones(len(errors)), name="test_")
+            found.pop("test_gradient_norm")
+            metrics |= found
+        return {name: float(value) for name, value in metrics.items()}
+
+    def _loss(
+        self, pairs: Pairs, at: _Rows, errors: np.ndarray, variance: np.ndarray, share: np.ndarray, *, name: str
+    ) -> Metrics:
+        """Mean loss, its spread over runs, and its gradient's length.
+
+        Its variance over runs is that of its linear and of its quadratic part in independent rows and errors. What
+        grows in all rows together is missed: where the loss has fallen far, runs may differ up to 2.5 times as much.
+        """
+        slope, count = self.prepared.slope, len(errors)
+        gradient, hessian = _sums(pairs, at.mean, at.variance, slope * errors, np.full(count, slope), share)
+        by_rows = np.sum(gradient**2 * at.variance) + np.sum((hessian * at.variance) ** 2) / 2
+        squared_error = float(np.mean(errors**2 + variance))
+        lengths = at.squared_lengths
+        of_errors = variance * (lengths[pairs.users] + lengths[pairs.items]) + errors**2 * (
+            at.variance.sum(axis=1)[pairs.users] + at.variance.sum(axis=1)[pairs.items]
+        )
+        spread = np.sum(hessian**2 * at.variance) + np.sum((slope / count) ** 2 * of_errors)
+        return {
+            f"{name}loss": slope / 2 * squared_error,
+            f"{name}rmse": math.sqrt(squared_error) if squared_error >= 0 else math.nan,
+            f"{name}loss_std": math.sqrt(by_rows + (slope / 2 / count) ** 2 * variance_of_squares(errors, variance)),
+            f"{name}gradient_norm": math.sqrt(np.sum(gradient**2) + spread),
+        }
+
+    def _out_of_depth(self) -> bool:
+        return not (self.is_finite and self.steepest <= self._largest_step and self.share.mean() >= LEAST_SHARE)
+
+    def _reasons(self) -> list[str]:
+        reasons = []
+        if not self.is_finite:
+            reasons.append("The forecast leaves every bound: expect the run to diverge, or to be all noise.")
+        if self.steepest > self._largest_step:
+            reasons.append(
+                f"A step is large next to the curvature: learning_rate * gain * curvature reaches {self.steepest:.3g}, "
+                f"and beyond {self._largest_step:g} steps overshoot, which the forecast does not follow."
+            )
+        if self.share.mean() < LEAST_SHARE:
+            reasons.append(
+                f"Ratings have pushed {1 - self.share.mean():.0%} of their errors' own fluctuation away: rows fit "
+                "each other's noise, which the closure takes for independent, and the loss may be 10 to 40 % higher."
+            )
+        return reasons

@@ -1,0 +1,165 @@
+"""Forecasts of softmax and multi-label models against training; every tolerance with a control that breaks it.
+
+The seeds were written down before any result: a failing one is a finding, not a reason to change it.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, answer, linear_model
+from noisecast.problems.datasets import Dataset, label_sets
+from noisecast.problems.linear import MULTI_LABEL_MEAN
+from noisecast.runners import Training
+from noisecast.runners.moments import Moments, multi_output
+
+SEED_DATA, SEED_RUNS = 671_001, 671_100
+N, P, M, B = 800, 40, 6, 20
+OPTIMIZERS = [DPSGD(learning_rate=2.0), DPSignSGD(learning_rate=0.02), DPAdam(learning_rate=0.02)]
+
+
+def features(sparse: bool):
+    rng = np.random.default_rng(SEED_DATA)
+    found = (rng.random((N, P)) < 0.2) * rng.exponential(0.4, (N, P))
+    return scipy.sparse.csr_array(found.astype(np.float32)) if sparse else found.astype(np.float32)
+
+
+def logits(rows):
+    weights = 4 * np.random.default_rng(SEED_DATA + 1).standard_normal((P, M))
+    return rows @ weights + np.linspace(-1, 1, M)
+
+
+def softmax_problem(sparse=True):
+    rows = features(sparse)
+    gumbel = np.random.default_rng(SEED_DATA + 2).gumbel(size=(N, M))
+    labels = (logits(rows) + gumbel).argmax(axis=1).astype(np.int32)
+    data = Dataset("toy", rows, labels, tuple("abcdef"))
+    return linear_model(data.rows(slice(600)), data.rows(slice(600, None)))
+
+
+def multi_label_problem(likelihood=None):
+    rows = features(True)
+    logistic = np.random.default_rng(SEED_DATA + 2).logistic(size=(N, M))
+    sets = label_sets([np.flatnonzero(row) for row in logits(rows) + logistic > 1])
+    data = Dataset("toy", rows, sets, tuple("abcdef"))
+    return linear_model(data.rows(slice(600)), data.rows(slice(600, None)), likelihood=likelihood)
+
+
+def asked(problem, optimizer, num_steps, noise_multiplier, l2_clip_norm=0.4) -> Scenario:
+    mechanism = SampledGaussian(
+        noise_multiplier=noise_multiplier, l2_clip_norm=l2_clip_norm, sampler=Poisson(B / problem.num_examples, B)
+    )
+    return Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=num_steps)
+
+
+def forecast(scenario, record_at, **settings):
+    settings = Moments(**settings)
+    return multi_output.forecast(
+        scenario, multi_output.prepare(scenario.problem, settings), [*record_at, scenario.num_steps], settings
+    )
+
+
+def trained(scenario, record_at, num_seeds):
+    seeds = range(SEED_RUNS, SEED_RUNS + num_seeds)
+    table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=record_at)
+    return table.groupby(["metric", "step"])["value"]
+
+
+def gaps(found, values, names):
+    """Relative differences beyond three standard errors, the largest over steps."""
+    steps, result = found.steps, {}
+    for name in names:
+        mean, error = values.mean()[name].loc[steps].to_numpy(), values.sem()[name].loc[steps].to_numpy()
+        result[name] = float(np.max((np.abs(found.metrics[name] - mean) - 3 * error) / mean))
+    return result
+
+
+# A finding: a feature in every fifth of 20 examples has batch noise far from Gaussian, which sign feels where that is
+# most of the noise. The loss is forecast 5 % too low; a scale mixture for rare features would be the cure.
+RARE = pytest.mark.xfail(strict=True, reason="batch noise of rare features is not Gaussian")
+CELLS = [
+    pytest.param(
+        optimizer, z, id=f"{optimizer.name}-{z}", marks=RARE if (optimizer.name, z) == ("DP-SignSGD", 0.3) else ()
+    )
+    for optimizer in OPTIMIZERS
+    for z in (0.3, 2.0)
+]
+
+
+@pytest.mark.parametrize("optimizer, noise_multiplier", CELLS)
+def test_softmax_is_as_trained(optimizer, noise_multiplier):
+    """Losses within 2.5 % and the rest within 6 %, after early and late steps; a learning rate 40 % off is seen."""
+    problem, record_at = softmax_problem(), [30, 150]
+    scenario = asked(problem, optimizer, 600, noise_multiplier)
+    found, values = forecast(scenario, record_at), trained(scenario, record_at, 40)
+    losses = gaps(found, values, ["loss", "test_loss"])
+    others = gaps(found, values, ["accuracy", "test_accuracy", "clip_fraction", "gradient_norm", "params_norm"])
+    wrong = dataclasses.replace(optimizer, learning_rate=1.4 * optimizer.learning_rate)
+    control = gaps(forecast(asked(problem, wrong, 600, noise_multiplier), record_at), values, ["loss", "params_norm"])
+    measured = values.std()["loss"].loc[600]
+    spread = found.metrics["loss_std"][-1] / measured
+    print(f"\n{optimizer.name}, {noise_multiplier}: {losses}, {others}, control {control}, std {spread:.2f}")
+    assert max(losses.values()) < 0.025 < max(control.values())
+    assert max(others.values()) < 0.06
+    assert 1 / 1.6 < spread < 1.6  # 40 runs know a standard deviation within 11 %, at three of those 34 %
+    assert not found.extrapolated.any() and found.reasons == ()
+
+
+@pytest.mark.parametrize("likelihood", [None, MULTI_LABEL_MEAN], ids=["sum", "mean"])
+def test_multi_label_is_as_trained(likelihood):
+    problem = multi_label_problem(likelihood)
+    optimizer, clip = (DPSGD(learning_rate=1.0), 0.6) if likelihood is None else (DPSGD(learning_rate=6.0), 0.1)
+    scenario = asked(problem, optimizer, 400, 1.0, clip)
+    found, values = forecast(scenario, [40]), trained(scenario, [40], 40)
+    losses = gaps(found, values, ["loss", "test_loss"])
+    others = gaps(found, values, ["recall_at_5", "test_recall_at_5", "micro_f1", "clip_fraction", "params_norm"])
+    wrong = dataclasses.replace(optimizer, learning_rate=1.4 * optimizer.learning_rate)
+    control = gaps(forecast(asked(problem, wrong, 400, 1.0, clip), [40]), values, ["loss", "params_norm"])
+    print(f"\n{losses}, {others}, control {control}")
+    assert max(losses.values()) < 0.025 < max(control.values())
+    assert max(others.values()) < 0.06
+
+
+def test_the_mean_over_labels_is_the_sum_in_other_units():
+    summed = forecast(asked(multi_label_problem(), DPSGD(learning_rate=1.0), 200, 1.0, 0.6), [])
+    meant = forecast(asked(multi_label_problem(MULTI_LABEL_MEAN), DPSGD(learning_rate=6.0), 200, 1.0, 0.1), [])
+    assert meant.metrics["loss"] * M == pytest.approx(summed.metrics["loss"], rel=1e-3)
+    assert meant.metrics["params_norm"] == pytest.approx(summed.metrics["params_norm"], rel=1e-3)
+
+
+def test_dense_and_sparse_rows_are_forecast_alike():
+    sparse, dense = (
+        forecast(asked(softmax_problem(kind), OPTIMIZERS[0], 200, 1.0), [], full_covariance_features=10)
+        for kind in (True, False)
+    )
+    for name, values in sparse.metrics.items():
+        assert dense.metrics[name] == pytest.approx(values, rel=1e-3), name
+
+
+def test_it_starts_where_training_starts():
+    found = forecast(asked(softmax_problem(), OPTIMIZERS[0], 5, 1.0), [0])
+    assert found.metrics["loss"][0] == pytest.approx(np.log(M), rel=1e-6)
+    assert found.metrics["loss_std"][0] == found.metrics["params_norm"][0] == 0
+
+
+def test_a_subsample_says_so_and_measures_itself():
+    whole = forecast(asked(softmax_problem(), OPTIMIZERS[0], 300, 1.0), [])
+    part = forecast(asked(softmax_problem(), OPTIMIZERS[0], 300, 1.0), [], subsample=250)
+    assert whole.subsample_error == 0 < part.subsample_error
+    assert any("250 of 600" in reason for reason in part.reasons)
+    off = abs(float(part.metrics["loss"][-1] / whole.metrics["loss"][-1]) - 1)
+    assert off < 3 * part.subsample_error
+
+
+def test_a_diverging_run_is_forecast_as_diverging():
+    found = forecast(asked(softmax_problem(), DPSGD(learning_rate=3000.0), 300, 0.1, l2_clip_norm=100.0), [])
+    assert found.extrapolated[-1]
+    assert any("overshoot" in reason for reason in found.reasons)
+
+
+def test_it_handles_models_with_several_outputs_only():
+    binary = linear_model(Dataset("two", features(True), np.arange(N, dtype=np.int32) % 2, ("a", "b")))
+    assert multi_output.handles(softmax_problem()) and multi_output.handles(multi_label_problem(MULTI_LABEL_MEAN))
+    assert not multi_output.handles(binary)
