@@ -20,6 +20,7 @@ LAYERS = [
     "scenario",
     "engines",
     "runners",
+    "forecasting",
     "statement",
     "checkpoint",
     "release",

@@ -35,6 +35,8 @@ _HOMES = {
     "Sde": "noisecast.runners",
     "Training": "noisecast.runners",
     "answer": "noisecast.runners",
+    "forecast_best": "noisecast.forecasting",
+    "forecast_crossing": "noisecast.forecasting",
     "train": "noisecast.release",
 }
 

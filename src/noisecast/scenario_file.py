@@ -4,7 +4,7 @@ num_steps = 1000
 target_delta = 1e-5
 num_seeds = 8                # or insecure_seeds = [0, 1, 2]
 num_records = 20             # evenly spaced, or record_at = [0, 10, 1000]
-runners = ["training", "sde", "closed_form"]
+runners = ["training", "sde", "closed_form"]   # these, or "moments" as well: the forecast
 
 [problem]                    # kind = "quadratic", "quartic", "file", "bundled" or "factorization"
 kind = "quadratic"
@@ -49,12 +49,12 @@ from noisecast.problems.matrix_factorization import matrix_factorization
 from noisecast.problems.problem import Problem
 from noisecast.problems.quadratic import quadratic
 from noisecast.problems.quartic import quartic
-from noisecast.runners import RUNNERS, Runner
+from noisecast.runners import RUNNERS, Moments, Runner
 from noisecast.scenario import Scenario
 
 # Each optimizer lives in a file of its own, dp_sign_sgd.py, and is typed by that name: dp-sign-sgd.
 OPTIMIZER_NAMES = {each.__module__.rsplit(".", 1)[-1].replace("_", "-"): each for each in OPTIMIZERS}
-RUNNER_NAMES = {runner.name: runner for runner in RUNNERS}
+RUNNER_NAMES = {runner.name: runner for runner in (*RUNNERS, Moments())}
 
 _T = TypeVar("_T", bound=BaseModel)
 
@@ -181,7 +181,7 @@ class _Settings(_Table):
     insecure_seeds: Annotated[list[int], *_listed] | None = None
     num_records: Count = 20
     record_at: Annotated[list[Annotated[int, Field(ge=0)]], *_listed] | None = None
-    runners: Annotated[list[Annotated[str, _one_of(RUNNER_NAMES)]], *_listed] = list(RUNNER_NAMES)
+    runners: Annotated[list[Annotated[str, _one_of(RUNNER_NAMES)]], *_listed] = [runner.name for runner in RUNNERS]
 
     def steps_recorded(self) -> tuple[int, ...]:
         """`record_at`, or num_records + 1 evenly spaced steps from 0 to num_steps."""

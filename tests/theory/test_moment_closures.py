@@ -11,7 +11,9 @@ from noisecast.theory.clipping import clipping_expectations, low_dimension_clipp
 from noisecast.theory.closures import SIGN_CLOSURE, GradientLaw, expected_norm, sign_response
 from noisecast.theory.dp_adam import momentum_noise
 from noisecast.theory.frozen_steps import advance_covariance, advance_variance, geometric_sum, krylov_response
-from noisecast.theory.logistic_moments import logistic_expectations
+from noisecast.theory.logistic_moments import clipped_expectations, logistic_expectations
+from noisecast.theory.loss_spread import hermite_coefficients, mean_loss_std
+from noisecast.theory.own_push import OwnPush
 from noisecast.theory.quadratic_moments import InjectedNoise, recursion_of
 
 SIGN = recursion_of(SIGN_CLOSURE)
@@ -114,7 +116,8 @@ def test_many_frozen_steps_are_so_many_single_ones(learning_rate):
 @pytest.mark.parametrize("mean, std", [(0.0, 0.3), (-1.5, 1.0), (2.0, 3.0)])
 def test_logistic_expectations_are_the_integrals(label, mean, std):
     bound = 0.35
-    found = logistic_expectations(np.array([mean]), np.array([std**2]), np.array([label]), np.array([bound]))
+    example = np.array([mean]), np.array([std**2]), np.array([label]), np.array([bound])
+    moves, found = clipped_expectations(*example), logistic_expectations(*example)
 
     def expected(function):
         def weighted(z):
@@ -130,9 +133,9 @@ def test_logistic_expectations_are_the_integrals(label, mean, std):
         return special.expit(z) * special.expit(-z) * (abs(special.expit(z) - label) < bound)
 
     # The kink of the clamp is what 24 nodes see least of; over many examples it averages out.
-    assert found.residual[0] == pytest.approx(expected(clamped), abs=2e-3)
-    assert found.squared_residual[0] == pytest.approx(expected(lambda z: clamped(z) ** 2), abs=2e-3)
-    assert found.slope[0] == pytest.approx(expected(slope), abs=1e-2)
+    assert moves.residual[0] == pytest.approx(expected(clamped), abs=2e-3)
+    assert moves.squared_residual[0] == pytest.approx(expected(lambda z: clamped(z) ** 2), abs=2e-3)
+    assert moves.slope[0] == pytest.approx(expected(slope), abs=1e-2)
     assert found.full_residual[0] == pytest.approx(expected(lambda z: special.expit(z) - label), abs=1e-4)
     assert found.loss[0] == pytest.approx(expected(lambda z: np.logaddexp(0, z) - label * z), abs=1e-4)
     is_clipped = expected(lambda z: float(abs(special.expit(z) - label) > bound))
@@ -175,3 +178,32 @@ def test_injected_noise_is_exact_without_clipping():
 
 def test_expected_norm_of_a_gaussian():
     assert expected_norm(9.0, 18.0) == pytest.approx(stats.chi(9).mean(), rel=1e-12)
+
+
+def test_own_pushes_are_the_integrated_equations():
+    rates = {"push_rate": 0.01, "block_rate": 0.05, "rest_rate": 0.001, "fading_rate": 0.002, "own_noise": 0.004}
+    block, rest, small = 0.3, 2.0, 400 / 40_000
+    with_block = with_rest = square = 0.0
+    for _ in range(40_000):
+        pull = -rates["push_rate"] * (block + with_block), -rates["push_rate"] * (rest + with_rest)
+        back = rates["push_rate"] + rates["fading_rate"]
+        change = rates["own_noise"] - 2 * rates["push_rate"] * (with_block + with_rest) - 2 * back * square
+        with_block += small * (pull[0] - (rates["fading_rate"] + rates["block_rate"]) * with_block)
+        with_rest += small * (pull[1] - (rates["fading_rate"] + rates["rest_rate"]) * with_rest)
+        square += small * change
+    found = OwnPush.none(1)
+    for num_steps in (150, 250):
+        found = found.advance(num_steps, block=np.array([block]), rest=np.array([rest]), **rates)
+    np.testing.assert_allclose(np.ravel(found), [with_block, with_rest, square], rtol=1e-4)
+
+
+def test_the_spread_of_the_mean_loss_is_that_of_drawn_weights():
+    rng = np.random.default_rng(690_001)
+    rows, root = rng.normal(size=(40, 6)), rng.normal(size=(6, 6)) / 2
+    mean, covariance = rows @ rng.normal(size=6), rows @ root @ root.T @ rows.T
+    std = np.sqrt(np.diag(covariance))
+    coefficients = hermite_coefficients(lambda z: np.logaddexp(0.0, z), mean, std)
+    found = mean_loss_std(coefficients, covariance, std, len(mean))
+    drawn = np.logaddexp(0.0, mean + rng.normal(size=(100_000, 6)) @ root.T @ rows.T).mean(axis=1).std()
+    assert found == pytest.approx(drawn, rel=0.015)
+    assert mean_loss_std(coefficients[:1], covariance, std, len(mean)) < 0.97 * drawn  # the control: the slope alone

@@ -36,6 +36,8 @@ COMMANDS = {
     "train": "Train a model privately on a file of your own.",
     "predict": "Use a trained model on a file.",
     "answer": "Ask the runners (training, SDE, closed form) what a scenario file asks.",
+    "forecast": "Forecast a scenario file's runs without training: losses, the best rate and clip, crossings.",
+    "accuracy": "The forecast against training, over the grid of a scenario file.",
     "account": "Epsilon spent by a mechanism, or the noise that a target epsilon needs.",
     "reproduce": "A figure of the paper, with its numbers and what they say of its claims.",
     "datasets": "The data sets that are read by name, and the files that `train` reads.",

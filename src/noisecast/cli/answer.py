@@ -38,7 +38,7 @@ def answer(
     json: Json = False,
 ) -> None:
     """Ask the runners (training, SDE, closed form) what a scenario file asks."""
-    _check_places(output, figure)
+    check_places(output, figure)
     question = read_scenario_file(scenario)
     warn(_warnings(question))
     with share_progress("Asking " + ", ".join(runner.name for runner in question.runners)) as progress:
@@ -65,7 +65,7 @@ def answer(
             console.print(f"Written: {path}", soft_wrap=True)
 
 
-def _check_places(output: Path | None, figure: Path | None) -> None:
+def check_places(output: Path | None, figure: Path | None) -> None:
     """Whether results can be written, before they are computed."""
     for path, what, suffixes in ((output, "table", (".parquet",)), (figure, "figure", (".png", ".pdf", ".svg"))):
         if path is None:

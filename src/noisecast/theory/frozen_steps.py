@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 Array = Any
+SATURATED = 1.95  # the most that learning rate times curvature can be where a force is bounded: see `most`
 SMALLEST_GAIN = 1e-8  # relative to the largest: below it a saturated sign no longer moves with its gradient
 
 
@@ -25,8 +26,9 @@ def geometric_sum(x: Array, num_steps: int) -> Array:
 
 
 def advance_covariance(
-    covariance: Array, *, jacobian: Array, gain: Array, noise: Array, learning_rate: float, num_steps: int
-) -> Array:
+    covariance: Array, *, jacobian: Array, gain: Array, noise: Array, learning_rate: float, num_steps: int,
+    most: float = np.inf,
+) -> Array:  # fmt: skip
     """V after n steps of V' = R V R^T + eta^2 N, R = I - eta K J, all else frozen; (d, d).
 
     With y = K^(-1/2) x the operator K^(1/2) J K^(1/2) is symmetric; in its eigenbasis, x_a = eta lambda_a and
@@ -34,6 +36,8 @@ def advance_covariance(
 
     Args:
       jacobian: J, symmetric; (d, d).   gain: k; (d,) > 0.   noise: N, of one step's direction; (d, d).
+      most: x_a is not taken to be larger. A force that is bounded saturates where linear steps would explode, and ends
+        in wide swings at the edge of stability: `SATURATED` says so.
 
     >>> advance_covariance(np.eye(1), jacobian=np.eye(1), gain=np.ones(1), noise=np.eye(1), learning_rate=0.5,
     ...                    num_steps=2)
@@ -42,7 +46,7 @@ def advance_covariance(
     root = np.sqrt(np.maximum(gain, SMALLEST_GAIN * gain.max()))
     eigenvalues, basis = np.linalg.eigh(root[:, None] * jacobian * root)
     into, back = basis.T / root, root[:, None] * basis
-    x = learning_rate * eigenvalues
+    x = np.minimum(learning_rate * eigenvalues, most)
     fading = x[:, None] + x - np.outer(x, x)  # 1 - r_ab
     total = geometric_sum(fading, num_steps)
     moved = (1 - fading * total) * (into @ covariance @ into.T)
@@ -50,15 +54,16 @@ def advance_covariance(
 
 
 def advance_variance(
-    variance: Array, *, jacobian: Array, gain: Array, noise: Array, learning_rate: float, num_steps: int
-) -> Array:
+    variance: Array, *, jacobian: Array, gain: Array, noise: Array, learning_rate: float, num_steps: int,
+    most: float = np.inf,
+) -> Array:  # fmt: skip
     """`advance_covariance` of independent coordinates; everything (d,).
 
     >>> advance_variance(np.ones(1), jacobian=np.ones(1), gain=np.ones(1), noise=np.ones(1), learning_rate=0.5,
     ...                  num_steps=2)
     array([0.375])
     """
-    x = learning_rate * gain * jacobian
+    x = np.minimum(learning_rate * gain * jacobian, most)
     fading = 2 * x - x**2
     total = geometric_sum(fading, num_steps)
     return (1 - fading * total) * variance + learning_rate**2 * total * noise
@@ -72,6 +77,7 @@ def krylov_response(
     lag: float = 0.0,
     tolerance: float = 1e-3,
     max_iterations: int = 48,
+    most: float = np.inf,
 ) -> Array:
     """sum_{i < n} (I - A')^i A' A^-1 b for symmetric A >= 0: how far n linear steps travel, by Lanczos.
 
@@ -80,7 +86,7 @@ def krylov_response(
 
     Args:
       operator: v -> A v.   start: b; (d,).   num_steps: n.   lag: L.
-      tolerance: of the answer's length, between one look and the next.
+      tolerance: of the answer's length, between one look and the next.   most: as in `advance_covariance`.
 
     >>> krylov_response(lambda v: np.array([0.5, 1.0]) * v, np.ones(2), 2).round(12)
     array([1.5, 1. ])
@@ -88,12 +94,13 @@ def krylov_response(
     length = np.linalg.norm(start)
     if (num_steps == 1 and lag == 0) or length == 0 or not np.isfinite(length):
         return num_steps * start
-    basis, diagonal, off = [start / length], [], []
+    basis, diagonal, off = np.empty((max_iterations + 1, len(start))), [], []
+    basis[0] = start / length
     found = None
     for iteration in range(1, max_iterations + 1):
-        image = operator(basis[-1])
-        diagonal.append(basis[-1] @ image)
-        known = np.array(basis)
+        known = basis[:iteration]
+        image = operator(known[-1])
+        diagonal.append(known[-1] @ image)
         for _ in range(2):  # twice is enough to keep the basis orthogonal
             image = image - known.T @ (known @ image)
         off.append(np.linalg.norm(image))
@@ -101,11 +108,13 @@ def krylov_response(
         if exhausted or iteration % 4 == 0:
             eigenvalues, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off[:-1], 1) + np.diag(off[:-1], -1))
             faster = 1 + np.minimum(lag * np.maximum(eigenvalues, 0.0), 1.0)
-            answer = length * (vectors @ (faster * geometric_sum(faster * eigenvalues, num_steps) * vectors[0]))
+            answer = length * (
+                vectors @ (faster * geometric_sum(np.minimum(faster * eigenvalues, most), num_steps) * vectors[0])
+            )
             if exhausted or (found is not None and _change(found, answer) <= tolerance):
                 return known.T @ answer
             found = answer
-        basis.append(image / off[-1])
+        basis[iteration] = image / off[-1]
     raise AssertionError("the last iteration returns")
 
 

@@ -71,7 +71,7 @@ class OwnPush(NamedTuple):
             after.append(settled + (crossing - settled) * np.exp(-decay * num_steps))
             passing = np.exp(-np.minimum(decay, 2 * back) * num_steps) * _grown(abs(2 * back - decay), num_steps)
             square = square - 2 * push_rate * (settled * _grown(2 * back, num_steps) + (crossing - settled) * passing)
-        return OwnPush(*after, np.maximum(square, 0.0))
+        return OwnPush(after[0], after[1], np.maximum(square, 0.0))
 
 
 def _grown(rate: Array, num_steps: int) -> Array:

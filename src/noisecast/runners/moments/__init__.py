@@ -3,7 +3,8 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,14 +12,14 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from noisecast.privacy.noise import RandomRoot
-from noisecast.runners.moments import factorization, logistic, quadratic, separable
+from noisecast.runners.moments import factorization, logistic, multi_output, quadratic, separable
 from noisecast.runners.moments.forecast import Forecast, Solver
 from noisecast.runners.runner import Progress, groups_of, rows
 from noisecast.scenario import Scenario
 from noisecast.table import EXTRAPOLATED, OK
 
 # One kind of problem each; the first that handles a problem forecasts it.
-SOLVERS: tuple[Solver, ...] = (quadratic, separable, logistic, factorization)
+SOLVERS: tuple[Solver, ...] = (quadratic, separable, logistic, multi_output, factorization)
 LARGEST_SUBSAMPLE_ERROR = 0.02  # of the loss: beyond it all rows are `extrapolated`
 
 
@@ -59,12 +60,12 @@ class Moments:
     name: ClassVar[str] = "moments"
 
     def __post_init__(self) -> None:
-        for field, least in (("full_covariance_features", 0), ("time_steps", 1), ("subsample", 2)):
-            value = getattr(self, field)
-            if value is None and field == "subsample":
+        for name, least in (("full_covariance_features", 0), ("time_steps", 1), ("subsample", 2)):
+            value = getattr(self, name)
+            if value is None and name == "subsample":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"Expected {field} to be a whole number >= {least}, got {value}.")
+                raise ValueError(f"Expected {name} to be a whole number >= {least}, got {value}.")
 
     def why_unsupported(self, scenario: Scenario) -> str | None:
         if scenario.optimizer.theory.closure is None:
@@ -75,7 +76,8 @@ class Moments:
         solver = _solver_of(scenario.problem)
         if solver is None:
             return (
-                f'moments cannot answer {scenario.problem.name}: it has no closure of its law. Use runner "training".'
+                f'moments cannot answer {scenario.problem.name}: it has no closure of its law. Use runner "training", '
+                "or LocalForecast() for its quadratic around a point, with error bars."
             )
         return solver.why_unsupported(scenario)
 
@@ -90,12 +92,12 @@ class Moments:
     ) -> pd.DataFrame:
         tables = []
         for group in groups_of(scenarios, lambda scenario: (scenario.problem.fingerprint,)):
-            for scenario, forecast in zip(group, self._forecasts(group, record_at)):
-                tables.append(_table(self.name, scenario, forecast))
+            for scenario, forecast in zip(group, self.forecasts(group, record_at)):
+                tables.append(table_of(scenario, forecast))
                 progress(len(tables) / len(scenarios))
         return pd.concat(tables, ignore_index=True)
 
-    def _forecasts(self, group: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
+    def forecasts(self, group: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
         """Of scenarios on one problem, one a core: linear algebra on several cores at once would wait for itself."""
         prepared = self._prepared(group[0])
         if len(group) == 1:
@@ -115,7 +117,7 @@ class Moments:
         return self._forecast(scenario, self._prepared(scenario), sorted({*record_at, scenario.num_steps}))
 
     def _prepared(self, scenario: Scenario) -> Any:
-        return _solver_of(scenario.problem).prepare(scenario.problem, self)
+        return _prepared(_Asked(scenario.problem.fingerprint, self, scenario.problem))
 
     def _forecast(self, scenario: Scenario, prepared: Any, record_at: Sequence[int]) -> Forecast:
         steps = [step for step in record_at if step <= scenario.num_steps]
@@ -123,13 +125,25 @@ class Moments:
             return _solver_of(scenario.problem).forecast(scenario, prepared, steps, self)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    fingerprint: str
+    settings: Moments
+    problem: Any = field(compare=False)
+
+
+@lru_cache(maxsize=2)  # a search asks again and again, with few settings and with full ones
+def _prepared(asked: _Asked) -> Any:
+    return _solver_of(asked.problem).prepare(asked.problem, asked.settings)
+
+
 def _solver_of(problem: Any) -> Any:
     return next((solver for solver in SOLVERS if solver.handles(problem)), None)
 
 
-def _table(name: str, scenario: Scenario, forecast: Forecast) -> pd.DataFrame:
+def table_of(scenario: Scenario, forecast: Forecast) -> pd.DataFrame:
     records = [(int(k), {m: v[i : i + 1] for m, v in forecast.metrics.items()}) for i, k in enumerate(forecast.steps)]
-    table = rows(name, [scenario], None, records)
+    table = rows(Moments.name, [scenario], None, records)
     beyond = forecast.steps[forecast.extrapolated | (forecast.subsample_error > LARGEST_SUBSAMPLE_ERROR)]
     table.loc[table["step"].isin(beyond.tolist()) & (table["status"] == OK), "status"] = EXTRAPOLATED
     return table

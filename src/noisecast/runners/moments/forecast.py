@@ -58,3 +58,8 @@ def collected(
 def _within_single(values: Sequence[float]) -> np.ndarray:
     found = np.array(values, np.float64)
     return np.where(np.abs(found) > np.finfo(np.float32).max, np.inf, found)
+
+
+def time_grid(num_steps: int, time_steps: int) -> list[int]:
+    """Geometric, from a thousandth of the run on: before, nothing bends."""
+    return np.rint(np.geomspace(max(1.0, num_steps / 1000), num_steps, time_steps)).astype(int).tolist()

@@ -13,10 +13,16 @@ import numpy as np
 
 from noisecast.problems.linear import LOGISTIC, LinearModel
 from noisecast.runners.moments.examples import Examples, Rows
-from noisecast.runners.moments.forecast import Forecast, Metrics, collected
+from noisecast.runners.moments.forecast import Forecast, Metrics, collected, time_grid
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, expected_norm
-from noisecast.theory.frozen_steps import SMALLEST_GAIN, advance_covariance, advance_variance, krylov_response
+from noisecast.theory.frozen_steps import (
+    SATURATED,
+    SMALLEST_GAIN,
+    advance_covariance,
+    advance_variance,
+    krylov_response,
+)
 from noisecast.theory.logistic_moments import (
     ClippedExpectations,
     LogisticExpectations,
@@ -116,7 +122,7 @@ class _LogisticSolve:
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
 
     def forecast(self, record_at: Sequence[int], time_steps: int) -> Forecast:
-        stops = sorted({0, *_time_grid(self.num_steps, time_steps), *record_at})
+        stops = sorted({0, *time_grid(self.num_steps, time_steps), *record_at})
         num_block, num_rest = self.split, self.rows.rest.shape[1]
         at = _Weights(
             np.zeros(num_block + num_rest), np.zeros((num_block, num_block)), np.zeros(num_rest), None,
@@ -177,7 +183,7 @@ class _LogisticSolve:
         rest_noise = self.closure.variance(law, None if halfway is None else halfway[rest])
         rest_noise = rest_noise - slope[rest] ** 2 * law.signal_variance
         share = self.closure.noise_share(step, num_steps)
-        linear = {"learning_rate": eta, "num_steps": num_steps}
+        linear = {"learning_rate": eta, "num_steps": num_steps, "most": SATURATED}
         return _Weights(
             at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps),
             advance_covariance(
@@ -223,7 +229,7 @@ class _LogisticSolve:
         force = field.mean if not offset.any() else field.mean + self._curve(field, offset)
         eta, lag = self.learning_rate, self.closure.lag
         response = krylov_response(
-            lambda v: eta * root * self._curve(field, root * v), root * force, num_steps, lag=lag
+            lambda v: eta * root * self._curve(field, root * v), root * force, num_steps, lag=lag, most=SATURATED
         )
         return eta * root * response
 
@@ -317,8 +323,3 @@ class _LogisticSolve:
         curvature = np.concatenate([np.diag(field.jacobian), field.jacobian_diag])
         self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * curvature)))
         return self.steepest > LARGEST_STEP
-
-
-def _time_grid(num_steps: int, time_steps: int) -> list[int]:
-    """Geometric, from a thousandth of the run on: before, nothing bends."""
-    return np.rint(np.geomspace(max(1.0, num_steps / 1000), num_steps, time_steps)).astype(int).tolist()

@@ -1,0 +1,200 @@
+"""`noisecast accuracy`: the forecast against training, over the grid of a scenario file."""
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+from cyclopts import Parameter
+from rich.table import Table
+
+from noisecast.cli.answer import check_places
+from noisecast.cli.forecast import Subsample, TimeSteps, able_and_refused, moments_with, print_whole
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn, whole_number
+from noisecast.cli.progress import share_progress
+from noisecast.figures import accuracy_picture
+from noisecast.files import written_whole
+from noisecast.privacy.accounting import warnings_for
+from noisecast.runners import Training
+from noisecast.runners import answer as ask
+from noisecast.scenario_file import read_scenario_file
+from noisecast.table import EXTRAPOLATED, METRICS, OK, write_table
+
+FOR_STUDY = (
+    "Training here is for study: every seed is another run on the same examples, ε is the price of one of them, and "
+    "all of them together spend more than is accounted. Losses are non-private."
+)
+COMPARED = ("loss", "test_loss")
+
+
+def accuracy(
+    scenario: Annotated[Path, Parameter(help="Scenario file (TOML), as `noisecast answer` reads it.")],
+    /,
+    *,
+    seeds: Annotated[
+        int | None,
+        Parameter(converter=whole_number, help="Training runs of each cell, >= 2. Default: as the file says."),
+    ] = None,
+    subsample: Subsample = None,
+    time_steps: TimeSteps = None,
+    output: Annotated[Path | None, Parameter(help="Parquet file for all rows.")] = None,
+    figure: Annotated[Path | None, Parameter(help="Picture of both (.png, .pdf or .svg).")] = None,
+    json: Json = False,
+) -> None:
+    """The forecast against training, over the grid of a scenario file: errors beside the standard error of training."""
+    check_places(output, figure)
+    moments = moments_with(subsample, time_steps)
+    question = read_scenario_file(scenario)
+    able, refused = able_and_refused(question, moments)
+    repeats = {"num_seeds": question.num_seeds, "insecure_seeds": question.insecure_seeds}
+    if seeds is not None:
+        repeats = {"num_seeds": seeds, "insecure_seeds": None}
+    count = len(question.insecure_seeds or ()) if seeds is None and question.insecure_seeds else repeats["num_seeds"]
+    if count < 2:
+        raise ValueError(f"Expected two or more seeds, for a standard error, got {count}; give --seeds.")
+    warn(dict.fromkeys(s for each in able for s in warnings_for(each.mechanism, target_delta=each.target_delta)))
+    with share_progress(f"Training {len(able)} cells {count} times, and forecasting") as progress:
+        table = ask(able, runners=[Training(), moments], record_at=question.record_at, progress=progress, **repeats)
+    if output is not None:
+        write_table(table, output)
+    frame = accuracy_picture.data(table)
+    if figure is not None:
+        with written_whole(figure) as temporary:
+            accuracy_picture.save(accuracy_picture.draw(frame), temporary)
+    measured = [metric for metric in COMPARED if metric in set(table["metric"])]
+    summaries = {metric: summary(accuracy_picture.data(table, metric)) for metric in measured}
+    cells = accuracy_picture.last_steps(frame)
+    if json:
+        content = {"cells": cells.to_dict("records"), "summary": summaries, "refusals": refused, "note": FOR_STUDY}
+        print_json({**content, "output": output and str(output), "figure": figure and str(figure)})
+        return
+    console = to_reader()
+    print_whole(console, _cells_shown(cells, count))
+    console.print(_summary_shown(summaries))
+    if _is_blind(summaries["loss"]):
+        console.print("Most of these errors may be chance: give more --seeds to see smaller ones.")
+    console.print(FOR_STUDY)
+    for sentence in refused:
+        console.print(f"Left out: {sentence}")
+    for path in (output, figure):
+        if path is not None:
+            console.print(f"Written: {path}", soft_wrap=True)
+
+
+def summary(frame: pd.DataFrame) -> dict[str, Any]:
+    """Errors over the cells that `accuracy_picture.data` compares: shares of the trained mean.
+
+    Returns: by name, of the last step: num_cells; num_left_out, in which a seed or the forecast diverged;
+      num_extrapolated among the compared; median, percentile_95 and worst |error|; within_1_percent, within_5_percent,
+      shares of cells; median_standard_error of the trained means; num_beyond_two, errors beyond two standard errors;
+      median_error_of_std, worst_error_of_std, of the standard deviation over runs; and curve_median, of |error| at all
+      recorded steps after the start. None where nothing is compared.
+    """
+    cells: Any = accuracy_picture.last_steps(frame)
+    compared = cells[cells["error"].notna()]
+    found: dict[str, Any] = {
+        "num_cells": len(compared),
+        "num_left_out": len(cells) - len(compared),
+        "num_extrapolated": int((compared["status"] == EXTRAPOLATED).sum()),
+    }
+    if compared.empty:
+        return found
+    errors = compared["error"].abs()
+    cells_of_curves: Any = frame.loc[frame["step"] > 0]
+    spreads = (compared["forecast_std"] / compared["trained_std"] - 1).abs().dropna()
+    return found | {
+        "median": errors.median(),
+        "percentile_95": errors.quantile(0.95),
+        "worst": errors.max(),
+        "within_1_percent": (errors <= 0.01).mean(),
+        "within_5_percent": (errors <= 0.05).mean(),
+        "median_standard_error": (compared["trained_sem"] / compared["trained_mean"].abs()).median(),
+        "num_beyond_two": int((compared["standard_errors"].abs() > 2).sum()),
+        "curve_median": cells_of_curves["error"].abs().median(),
+        "median_error_of_std": None if spreads.empty else spreads.median(),
+        "worst_error_of_std": None if spreads.empty else spreads.max(),
+    }
+
+
+def _is_blind(found: dict[str, Any]) -> bool:
+    """Whether half of the errors are within two standard errors of training."""
+    return bool(found["num_cells"]) and found["median"] < 2 * found["median_standard_error"]
+
+
+def _cells_shown(cells: Any, count: int) -> Table:
+    first = cells.iloc[0]
+    table = Table(
+        title=f"Forecast against training: loss after {first['num_steps']:,} steps, {first['problem']}",
+        caption=(
+            f"trained: mean of {count} seeds ± its standard error, SE. error: of the forecast, and the same in SE: "
+            "within 2 it may be chance. std: of the loss over runs, trained and forecast."
+        ),
+        **TABLE_STYLE,
+    )
+    clips = {(optimizer, clip) for optimizer, clip in zip(cells["optimizer"], cells["l2_clip_norm"], strict=True)}
+    varying = ["l2_clip_norm"] if len(clips) > cells["optimizer"].nunique() else []
+    has_status = (cells["status"] != OK).any()
+    names = ["noise", "optimizer", "rate", *("clip" for _ in varying), "trained", "forecast", "error", "SE"]
+    names += ["std\ntrain.", "std\nfore.", *(["status"] if has_status else [])]
+    for name in names:
+        table.add_column(name, justify="left" if name in ("optimizer", "status") else "right", no_wrap=True)
+    for level, rows in cells.groupby("noise_multiplier", sort=False):
+        for place, row in enumerate(rows.to_dict("records")):
+            table.add_row(
+                number(level, 3) if place == 0 else "",
+                row["optimizer"],
+                number(row["learning_rate"], 3),
+                *(number(row[name], 3) for name in varying),
+                _trained(row, count),
+                number(row["forecast"], 4),
+                percent(row["error"], sign=True),
+                "–" if math.isnan(row["standard_errors"]) else f"{row['standard_errors']:+.1f}",
+                number(row["trained_std"], 2),
+                number(row["forecast_std"], 2),
+                *([row["status"]] if has_status else []),
+            )
+        table.add_section()
+    return table
+
+
+def _trained(row: dict[str, Any], count: int) -> str:
+    if row["num_diverged"]:
+        return f"{row['num_diverged']}/{count} diverged"
+    return f"{number(row['trained_mean'], 4)} ±{100 * row['trained_sem'] / abs(row['trained_mean']):.1f}%"
+
+
+def _summary_shown(summaries: dict[str, dict[str, Any]]) -> Table:
+    table = Table(title="Summary", **TABLE_STYLE)
+    table.add_column("|error| of the forecast", no_wrap=True)
+    for metric in summaries:
+        table.add_column(METRICS[metric].label, justify="right", no_wrap=True)
+    lines = {
+        "median": lambda s: percent(s["median"]),
+        "95th percentile": lambda s: percent(s["percentile_95"]),
+        "worst": lambda s: percent(s["worst"]),
+        "cells within 1 %": lambda s: f"{100 * s['within_1_percent']:.0f} %",
+        "cells within 5 %": lambda s: f"{100 * s['within_5_percent']:.0f} %",
+        "median over whole curves": lambda s: percent(s["curve_median"]),
+        "standard error of training, median": lambda s: percent(s["median_standard_error"]),
+        "cells beyond two standard errors": lambda s: f"{s['num_beyond_two']} of {s['num_cells']}",
+        "standard deviation of one run, median |error|": lambda s: percent(s["median_error_of_std"]),
+        "the same, worst": lambda s: percent(s["worst_error_of_std"]),
+    }
+    for name, value in lines.items():
+        table.add_row(name, *(value(s) if s["num_cells"] else "–" for s in summaries.values()))
+    table.add_row("cells compared", *(str(s["num_cells"]) for s in summaries.values()))
+    for name, label in (("num_extrapolated", "of them extrapolated"), ("num_left_out", "left out, diverged")):
+        if any(s[name] for s in summaries.values()):
+            table.add_row(label, *(str(s[name]) for s in summaries.values()))
+    return table
+
+
+def percent(share: float | None, *, sign: bool = False) -> str:
+    """A share for a table.
+
+    >>> percent(0.0123), percent(0.5, sign=True), percent(None)
+    ('1.2 %', '+50.0 %', '–')
+    """
+    if share is None or not math.isfinite(share):
+        return "–"
+    return f"{100 * share:{'+' if sign else ''}.1f} %"

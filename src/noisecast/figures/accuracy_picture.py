@@ -1,0 +1,152 @@
+"""The accuracy picture: forecast lines and training dots, one panel an optimizer."""
+
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import scipy.stats
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LINES
+from noisecast.figures.scenario_picture import save
+from noisecast.table import DIVERGED, METRICS, OK
+
+__all__ = ["data", "draw", "last_steps", "save"]
+
+CELL = [
+    "scenario", "problem", "optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "target_delta",
+    "num_steps",
+]  # fmt: skip
+MARKERS = "osD^vP"
+
+
+def data(table: pd.DataFrame, metric: str = "loss") -> pd.DataFrame:
+    """Training and forecast of a metric side by side, for every scenario and step that both answered.
+
+    Returns: a frame with the columns of `CELL`, `step`, `trained_mean`, `trained_sem` (standard error of that mean),
+      `trained_std`, `num_seeds`, `num_diverged`, `forecast`, `forecast_std` (NaN where none is predicted), `status` of
+      the forecast, `error` = forecast / trained - 1 (NaN where a seed or the forecast diverged) and `standard_errors`,
+      the same error over the standard error.
+    Raises: ValueError where one of the two did not answer.
+    """
+    chosen: Any = table.loc[table["metric"] == metric]
+    trained, forecast = (chosen[chosen["runner"] == runner] for runner in ("training", "moments"))
+    if trained.empty or forecast.empty:
+        raise ValueError(f"Expected rows of training and of moments with metric {metric!r}, got none of one of them.")
+    means = trained.groupby([*CELL, "step"], dropna=False, sort=False).apply(_trained, include_groups=False)
+    forecast = forecast.set_index(["scenario", "step"])
+    spread: Any = table.loc[(table["metric"] == f"{metric}_std") & (table["runner"] == "moments")]
+    frame: Any = (
+        means.astype({"num_seeds": int, "num_diverged": int})
+        .reset_index()
+        .join(forecast[["value", "status"]].rename(columns={"value": "forecast"}), on=["scenario", "step"])
+    )
+    frame = frame.join(spread.set_index(["scenario", "step"])["value"].rename("forecast_std"), on=["scenario", "step"])
+    frame = frame[frame["status"].notna()].reset_index(drop=True)
+    counts = (frame["num_diverged"] == 0) & (frame["status"] != DIVERGED)
+    gap = (frame["forecast"] - frame["trained_mean"]).where(counts)
+    frame["error"] = gap / frame["trained_mean"].abs()
+    frame["standard_errors"] = (gap / frame["trained_sem"]).where(frame["trained_sem"] > 0)
+    return frame
+
+
+def last_steps(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `data` at the end of their run."""
+    return frame.loc[frame["step"] == frame["num_steps"]].reset_index(drop=True)
+
+
+def _trained(rows: pd.DataFrame) -> pd.Series:
+    values = rows.loc[rows["status"] == OK, "value"].to_numpy()
+    count = len(values)
+    found = {
+        "trained_mean": values.mean() if count else np.nan,
+        "trained_sem": scipy.stats.sem(values) if count > 1 else np.nan,
+        "trained_std": values.std(ddof=1) if count > 1 else np.nan,
+    }
+    return pd.Series(found | {"num_seeds": count, "num_diverged": len(rows) - count})
+
+
+def draw(frame: pd.DataFrame, metric: str = "loss") -> Figure:
+    """Draw `data(table, metric)`: against the noise multiplier at the last step, or, at one level, against the step."""
+    over_noise = len(set(frame["noise_multiplier"])) > 1
+    shown: Any = last_steps(frame) if over_noise else frame
+    x = "noise_multiplier" if over_noise else "step"
+    optimizers = list(shown["optimizer"].unique())
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(1.0 + 3.4 * len(optimizers), 4.0), layout="constrained")
+        panels = np.ravel(figure.subplots(1, len(optimizers), sharex=True, sharey=True, squeeze=False))
+        for panel, optimizer in zip(panels, optimizers, strict=True):
+            _draw_panel(panel, shown[shown["optimizer"] == optimizer], x)
+            panel.set_title(optimizer)
+            panel.set_xlabel("noise multiplier" if over_noise else "step")
+        _frame_axes(panels[0], shown)
+        if over_noise:
+            _label_levels(panels[0], sorted(shown["noise_multiplier"].unique()))
+        panels[0].set_ylabel(METRICS[metric].label)
+        figure.suptitle(_title(shown, over_noise), fontsize=10)
+        figure.supxlabel(_caption(shown), fontsize=8)
+    return figure
+
+
+def _draw_panel(panel: Any, frame: Any, x: str) -> None:
+    colour = OPTIMIZER_COLOURS.get(frame["optimizer"].iloc[0], OTHER_COLOUR)
+    cells = list(frame.groupby(["learning_rate", "l2_clip_norm"], sort=True))
+    for (cell, curve), shade, marker in zip(cells, _shades(colour, len(cells)), cycle(MARKERS), strict=False):
+        curve = curve.sort_values(x)
+        panel.plot(curve[x], curve["forecast"], linestyle=RUNNER_LINES["moments"][0], linewidth=1.3, color=shade)
+        half = scipy.stats.t.ppf(0.975, np.maximum(curve["num_seeds"] - 1, 1)) * curve["trained_sem"]
+        panel.errorbar(
+            curve[x], curve["trained_mean"], half, linestyle="none", marker=marker, markersize=3.6, color=shade,
+            capsize=2, linewidth=1, label=_label(cell, cells),
+        )  # fmt: skip
+    panel.legend(fontsize=7)
+
+
+def _label(cell: Any, cells: list) -> str:
+    rate, clip = cell
+    label = f"rate {rate:.3g}"
+    return label if len({c for (_, c), _ in cells}) == 1 else f"{label}, clip {clip:.3g}"
+
+
+def _shades(colour: str, count: int) -> Iterator[tuple[float, ...]]:
+    """From the optimizer's colour to a light and then a dark one of the same hue."""
+    for share in np.linspace(-0.45, 0.45, count) if count > 1 else [0.0]:
+        towards = 1.0 if share < 0 else 0.0
+        yield tuple((1 - abs(share)) * part + abs(share) * towards for part in to_rgb(colour))
+
+
+def _frame_axes(panel: Any, frame: Any) -> None:
+    # By what was trained: a forecast that leaves the range is off, and is drawn leaving it.
+    values = np.ravel([frame["trained_mean"], frame["trained_mean"] + 2 * frame["trained_sem"].fillna(0)])
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return
+    if values.min() > 0 and values.max() > 8 * values.min():
+        panel.set_yscale("log")
+        panel.set_ylim(values.min() / 1.5, values.max() * 1.5)
+    else:
+        room = 0.12 * (values.max() - values.min() or 1.0)
+        panel.set_ylim(values.min() - room, values.max() + room)
+
+
+def _label_levels(panel: Any, levels: list[float]) -> None:
+    if levels[0] > 0:
+        panel.set_xscale("log")
+    panel.set_xticks(levels, [f"{level:.3g}" for level in levels])
+    panel.minorticks_off()
+
+
+def _title(frame: Any, over_noise: bool) -> str:
+    title = ", ".join(frame["problem"].unique())
+    if over_noise:
+        return f"{title}, after {frame['num_steps'].max():,} steps"
+    return f"{title}, noise multiplier {frame['noise_multiplier'].iloc[0]:.3g}"
+
+
+def _caption(frame: Any) -> str:
+    seeds = int(frame["num_seeds"].max())
+    return f"dash-dot: forecast. dots: mean of {seeds} trained seeds, bars: its 95 % interval. Non-private."

@@ -1,0 +1,91 @@
+"""How a forecast run ends, and which of two endings is the better one."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from noisecast.runners.moments import LARGEST_SUBSAMPLE_ERROR, Moments
+from noisecast.runners.moments.forecast import Forecast
+from noisecast.scenario import Scenario
+from noisecast.table import DIVERGED, EXTRAPOLATED, OK
+
+Range = tuple[float, float]
+LARGER_IS_BETTER = ("accuracy", "recall_at_5", "micro_f1")  # and the same on test examples
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a forecast run ends.
+
+    Args:
+      metric: what was asked for.
+      value: of the metric at the last step; inf or NaN where it diverges.
+      spread: its predicted standard deviation over runs; NaN where none is predicted.
+      status: `ok`, `extrapolated` (the closure is out of its depth) or `diverged`.
+      reasons: why it may be off, one sentence each.
+    """
+
+    metric: str
+    value: float
+    spread: float
+    status: str
+    reasons: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, forecast: Forecast, metric: str = "loss") -> "Outcome":
+        """The last step of a forecast. Raises: ValueError where it does not say this metric."""
+        if metric not in forecast.metrics:
+            raise ValueError(f"Expected a metric among {', '.join(forecast.metrics)}, got {metric}.")
+        value = float(forecast.metrics[metric][-1])
+        spread = forecast.metrics.get(f"{metric}_std")
+        is_beyond = forecast.extrapolated[-1] or forecast.subsample_error > LARGEST_SUBSAMPLE_ERROR
+        reasons = forecast.reasons
+        if forecast.subsample_error > LARGEST_SUBSAMPLE_ERROR:
+            reasons = (
+                *reasons,
+                f"A subsample this small moves the loss by about {100 * forecast.subsample_error:.2g} %.",
+            )
+        return cls(
+            metric=metric,
+            value=value,
+            spread=math.nan if spread is None else float(spread[-1]),
+            status=DIVERGED if not math.isfinite(value) else EXTRAPOLATED if is_beyond else OK,
+            reasons=forecast.reasons,
+        )
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Smaller is better: what diverges is worse than what is out of its depth, and that worse than any other.
+
+        >>> Outcome("loss", 1.0, 0.1, OK).order < Outcome("loss", 0.5, 0.1, EXTRAPOLATED).order
+        True
+        >>> Outcome("accuracy", 0.9, 0.1, OK).order < Outcome("accuracy", 0.8, 0.1, OK).order
+        True
+        """
+        value = -self.value if self.metric.removeprefix("test_") in LARGER_IS_BETTER else self.value
+        return (OK, EXTRAPOLATED, DIVERGED).index(self.status), value if math.isfinite(value) else math.inf
+
+
+def forecasts(moments: Moments, scenarios: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
+    """Of scenarios on one problem that share a horizon, several at a time."""
+    return moments.forecasts(scenarios, sorted({*record_at, scenarios[0].num_steps}))
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Forecasts how scenarios end, to compare them: what a subsample adds, it adds to all.
+
+    Args:
+      metric: of the last step.   moments: the setting.   tick: called after every forecast.
+    """
+
+    metric: str
+    moments: Moments
+    tick: Callable[[], None]
+
+    def __call__(self, scenarios: Sequence[Scenario]) -> list[Outcome]:
+        outcomes = []
+        for found in forecasts(self.moments, scenarios, []) if scenarios else ():
+            outcomes.append(Outcome.of(found._replace(subsample_error=0.0), self.metric))
+            self.tick()
+        return outcomes

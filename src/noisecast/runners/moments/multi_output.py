@@ -1,0 +1,392 @@
+"""Forecasts of linear models with several outputs: softmax and multi-label.
+
+The outputs' weights fluctuate independently: full covariance among the few features of most energy and the bias,
+variances elsewhere; every logit is Gaussian. The mean feels how outputs compete. A training example damps its own
+logits, which variances of single weights miss (`_own_damping`).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from noisecast.problems.linear import LinearModel
+from noisecast.runners.moments.forecast import Forecast, Metrics, collected, time_grid
+from noisecast.runners.moments.output_examples import LAWS, OutputExamples, OutputRows
+from noisecast.scenario import Scenario
+from noisecast.theory.closures import GradientLaw
+from noisecast.theory.frozen_steps import (
+    SATURATED,
+    SMALLEST_GAIN,
+    advance_covariance,
+    advance_variance,
+    krylov_response,
+)
+from noisecast.theory.softmax_moments import (
+    OutputExpectations,
+    expected_labels_in_top,
+    output_expectations,
+    probability_of_likeliest,
+)
+
+LARGEST_GROWTH = 1.2  # of the mean gradient within half a time step: beyond it the step is halved
+LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
+NUMBERS_IN_SAMPLES = 8_000_000  # that many, divided by the weights, are the pairs of samples of them, 4 to 64
+ROWS_OF_SAMPLES = 4_000  # examples on which those samples' losses are looked at
+FEWEST_PAIRS = 16  # that say a standard deviation, to 12 %
+MOST_KRYLOV_NUMBERS = 40_000_000  # what the basis of one response may hold, 320 MB
+WEIGHT_STEPS = 30_000_000  # weights times time steps; more weights take fewer steps, 6 at least
+
+
+def handles(problem: Any) -> bool:
+    return isinstance(problem, LinearModel) and any(problem.likelihood is likelihood for likelihood, _ in LAWS)
+
+
+def why_unsupported(scenario: Scenario) -> str | None:
+    return None
+
+
+def prepare(problem: LinearModel, settings: Any) -> OutputExamples:
+    return OutputExamples.of(problem, settings.full_covariance_features, settings.subsample)
+
+
+def forecast(scenario: Scenario, prepared: OutputExamples, record_at: Sequence[int], settings: Any) -> Forecast:
+    return _MultiOutputSolve(scenario, prepared).forecast(record_at, settings.time_steps)
+
+
+# --- Time steps ---------------------------------------------------------------------------------------------------
+
+
+class _Weights(NamedTuple):
+    """Gaussian weights in the order [block, rest], and what the optimizer remembers.
+
+    Args:
+      mean: (d, m).   covariance: in the block; (m, K + 1, K + 1).   variance: in the rest; (p - K, m).
+      own: variance of the training examples' logits by the rest, over that of independent weights; (n, m).
+      common: variance that all outputs of a feature share, which no loss sees; (d,).
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    variance: np.ndarray
+    own: np.ndarray
+    common: np.ndarray
+    memory: Any
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(float(np.sum(self.mean**2) + self.covariance.sum() + self.variance.sum()))
+
+
+class _Field(NamedTuple):
+    """What the examples make of Gaussian weights, before the optimizer.
+
+    Args:
+      expectations: of every example.   mean: of the clipped gradient; (d, m).
+      jacobian: each output's J in the block; (m, K + 1, K + 1).   jacobian_diag: its diagonal in the rest; (p - K, m).
+      covariance: of the private gradient in the block, the spread of the weights included; (m, K + 1, K + 1).
+      law: of the private gradient, coordinate by coordinate; (d, m) each.
+    """
+
+    expectations: OutputExpectations
+    mean: np.ndarray
+    jacobian: np.ndarray
+    jacobian_diag: np.ndarray
+    covariance: np.ndarray
+    law: GradientLaw
+
+
+def _few(rows: OutputRows) -> OutputRows:
+    return rows.take(np.arange(0, rows.num_examples, -(-rows.num_examples // ROWS_OF_SAMPLES)))
+
+
+class _MultiOutputSolve:
+    """The time steps of one scenario."""
+
+    def __init__(self, scenario: Scenario, examples: OutputExamples):
+        self.mechanism, self.num_steps = scenario.mechanism, scenario.num_steps
+        self.learning_rate = float(scenario.optimizer.learning_rate)
+        self.closure: Any = scenario.optimizer.theory.closure
+        self.examples, self.rows, self.outputs = examples, examples.train, examples.law
+        self.split, self.num_outputs = self.rows.block.shape[1], self.rows.targets.shape[1]
+        self.few = _few(examples.train)
+        self.few_tests = None if examples.test is None else _few(examples.test)
+        self.gauge = self.outputs.gauge(self.num_outputs)
+        # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
+        self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
+        self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
+        self.steepest, self.direction = 0.0, None
+        self.first_loss, self.has_risen = math.inf, False
+
+    def forecast(self, record_at: Sequence[int], time_steps: int) -> Forecast:
+        affordable = max(6, WEIGHT_STEPS // (self.rows.num_weights * self.num_outputs))
+        grid = time_grid(self.num_steps, min(time_steps, affordable))
+        stops = sorted({0, *grid, *record_at})
+        at, recorded, subsample_error = self._start(), {}, 0.0
+        for step, end in zip(stops, [*stops[1:], None], strict=True):
+            field = self._field(at)
+            beyond = self._out_of_depth(field, at, step)
+            if step in record_at:
+                metrics = self._metrics(at, field)
+                optimism, subsample_error = self._subsample_effect(at, field)
+                recorded[step] = metrics | {"loss": metrics["loss"] + optimism}, beyond
+            if end is not None and at.is_finite:
+                at = self._advance(at, field, step, end - step)
+        return collected(recorded, subsample_error, self._reasons())
+
+    def _start(self) -> _Weights:
+        k, m, d = self.split, self.num_outputs, self.rows.num_weights
+        own = np.ones((self.rows.num_examples, m), np.float32)
+        return _Weights(np.zeros((d, m)), np.zeros((m, k, k)), np.zeros((d - k, m)), own, np.zeros(d), None)
+
+    def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int) -> _Weights:
+        """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
+        half = num_steps // 2
+        if half == 0:
+            return self._frozen(at, field, at, step, num_steps)
+        middle = self._frozen(at, field, at, step, half)
+        if not middle.is_finite:
+            return middle
+        around = self._field(middle)
+        if half > 1 and not np.linalg.norm(around.mean) < LARGEST_GROWTH * np.linalg.norm(field.mean):
+            # Overshot: the force bends more than its slope says. Two shorter steps.
+            middle = self._advance(at, field, step, half)
+            return self._advance(middle, self._field(middle), step + half, num_steps - half)
+        return self._frozen(at, around, middle, step, num_steps)
+
+    def _frozen(self, at: _Weights, field: _Field, around: _Weights, step: int, num_steps: int) -> _Weights:
+        """num_steps from `at` in the field found at `around`."""
+        split, eta = self.split, self.learning_rate
+        memory = self.closure.memory(at.memory, field.law, step, num_steps)
+        halfway = self.closure.memory(at.memory, field.law, step, max(1, num_steps // 2))
+        expected, slope = self.closure.response(field.law, halfway)
+        slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
+        share = self.closure.noise_share(step, num_steps)
+        linear = {"learning_rate": eta, "num_steps": num_steps, "most": SATURATED}
+        covariance = np.stack(
+            [
+                advance_covariance(
+                    at.covariance[a],
+                    jacobian=field.jacobian[a],
+                    gain=slope[:split, a],
+                    noise=share * self._block_noise(field, around, halfway, slope, a),
+                    **linear,
+                )
+                for a in range(self.num_outputs)
+            ]
+        )
+        law = GradientLaw(*(part[split:] for part in field.law[:3]))
+        noise = self.closure.variance(law, None if halfway is None else halfway[split:])
+        noise = share * np.maximum(noise - slope[split:] ** 2 * law.signal_variance, 0.0)
+        variance = advance_variance(
+            at.variance, jacobian=field.jacobian_diag, gain=slope[split:], noise=noise, **linear
+        )
+        shared = np.concatenate([np.einsum("aii->i", covariance - at.covariance), (variance - at.variance).sum(axis=1)])
+        return _Weights(
+            at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps),
+            covariance,
+            variance,
+            self._own_damping(at, field, slope[split:], variance, noise, num_steps),
+            at.common + np.maximum(shared, 0) / self.num_outputs,
+            memory,
+        )
+
+    def _block_noise(self, field: _Field, around: _Weights, memory: Any, slope: np.ndarray, a: int) -> np.ndarray:
+        """Noise of output a's directions in the block, without what the spread of the weights adds.
+
+        Cov u counts that spread; the linear step counts it too, as eta^2 K J V J K.
+        """
+        split = self.split
+        spread = field.jacobian[a] @ around.covariance[a] @ field.jacobian[a]
+        remembered = None if memory is None else memory[:split, a]
+        direction = self.closure.covariance(field.mean[:split, a], field.covariance[a], remembered)
+        gain = slope[:split, a]
+        return direction - gain[:, None] * spread * gain
+
+    def _own_damping(
+        self, at: _Weights, field: _Field, slope: np.ndarray, variance: np.ndarray, noise: np.ndarray, num_steps: int
+    ) -> np.ndarray:
+        """How much less a training example's own logits fluctuate than independent weights would make them; (n, m).
+
+        An example pulls all its features together, at the rate eta a_i sum_j k_j x_ij^2/n along x_i, a_i = E dr/dz.
+        Single weights feel only the part sum_j x_ij^4 of it. Both equations start from the same variance; their ratio
+        is kept. This is the Onsager term of a rare feature; own derivation, first order in 1/n.
+        """
+        rows = self.rows
+        before, after = rows.rest_variance(at.variance), np.maximum(rows.rest_variance(variance), 1e-30)
+        gained = rows.rest_variance(slope)
+        shared = rows.rest_variance(slope * field.jacobian_diag * variance) / after
+        itself = field.expectations.slope * gained * (self.gauge * rows.across / self.examples.num_all)[:, None]
+        push = {"noise": rows.rest_variance(noise), "learning_rate": self.learning_rate, "num_steps": num_steps}
+        alone = advance_variance(at.own * before, jacobian=shared + itself, gain=1.0, **push)
+        without = advance_variance(before, jacobian=shared, gain=1.0, **push)
+        return np.clip(alone / np.maximum(without, 1e-30), 0.0, 1.0).astype(np.float32)
+
+    def _travelled(
+        self, field: _Field, expected: np.ndarray, slope: np.ndarray, offset: np.ndarray, num_steps: int
+    ) -> np.ndarray:
+        """eta sum_i (I - eta D J)^i D (F + J offset), D the chord E u/F: it knows how far a saturated sign bends."""
+        pushed = np.abs(field.mean) > 1e-12 * np.abs(field.mean).max()
+        root = np.sqrt(np.where(pushed, expected / np.where(pushed, field.mean, 1.0), slope))
+        force = field.mean if not offset.any() else field.mean + self._curve(field, offset)
+        eta, shape = self.learning_rate, force.shape
+
+        def operator(v: np.ndarray) -> np.ndarray:
+            return eta * (root * self._curve(field, root * v.reshape(shape))).ravel()
+
+        most = int(np.clip(MOST_KRYLOV_NUMBERS // force.size, 4, 48))
+        response = krylov_response(
+            operator,
+            (root * force).ravel(),
+            num_steps,
+            lag=self.closure.lag,
+            tolerance=5e-3,
+            max_iterations=most,
+            most=SATURATED,
+        )
+        return eta * root * response.reshape(shape)
+
+    def _curve(self, field: _Field, weights: np.ndarray) -> np.ndarray:
+        """J W; (d, m)."""
+        return self.rows.mean_of(field.expectations.curve(self.rows.dot(weights)))
+
+    def _field(self, at: _Weights) -> _Field:
+        found = self._expectations(self.rows, at, at.own)
+        mean = self.rows.mean_of(found.residual)
+        slope = self.gauge * found.slope
+        jacobian = self.rows.block_second_moment(slope)
+        jacobian_diag = self.rows.rest_second_moment(slope)
+        split, privacy = self.split, self.mechanism.mean_noise_std**2
+        block = mean[:split].T
+        noise = self.second_share * self.rows.block_second_moment(found.squared_residual)
+        noise += privacy * np.eye(split) - self.mean_share * block[:, :, None] * block[:, None, :]
+        rest_noise = self.second_share * self.rows.rest_second_moment(found.squared_residual)
+        rest_noise += privacy - self.mean_share * mean[split:] ** 2
+        spread = jacobian @ at.covariance @ jacobian
+        signal = np.concatenate([np.einsum("aii->ia", spread), jacobian_diag**2 * at.variance])
+        # Single precision may leave a variance of nothing below nothing.
+        law = GradientLaw(mean, signal, np.maximum(np.concatenate([np.einsum("aii->ia", noise), rest_noise]), 1e-30))
+        return _Field(found, mean, jacobian, jacobian_diag, noise + spread, law)
+
+    def _logits(self, rows: OutputRows, at: _Weights, own: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of the logits; (n, m) each."""
+        return rows.dot(at.mean), rows.block_variance(at.covariance) + own * rows.rest_variance(at.variance)
+
+    def _expectations(self, rows: OutputRows, at: _Weights, own: Any = 1.0) -> OutputExpectations:
+        mean, variance = self._logits(rows, at, own)
+        return output_expectations(
+            self.outputs, mean, variance, rows.targets, self.mechanism.l2_clip_norm / rows.lengths, rows.nodes
+        )
+
+    # --- What is recorded ---
+
+    def _metrics(self, at: _Weights, field: _Field) -> Metrics:
+        norm = np.sum(at.mean**2) + np.einsum("aii->", at.covariance) + at.variance.sum()
+        if self.outputs.is_coupled:
+            norm += at.common.sum() - (np.einsum("aii->", at.covariance) + at.variance.sum()) / self.num_outputs
+        metrics = {
+            **self._quality(self.rows, at, at.own),
+            "loss": field.expectations.loss.mean(),
+            "clip_fraction": field.expectations.clip_fraction.mean(),
+            "params_norm": math.sqrt(norm),
+        }
+        if self.examples.test is not None:
+            test = self.examples.test
+            found = {
+                **self._quality(test, at, 1.0),
+                "loss": self._expectations(test, at).loss.mean(),
+            }
+            metrics |= {f"test_{name}": value for name, value in found.items()}
+        metrics |= self._sampled(at)
+        return {name: float(value) for name, value in metrics.items()}
+
+    def _quality(self, rows: OutputRows, at: _Weights, own: Any) -> Metrics:
+        mean, variance = self._logits(rows, at, own)
+        if self.outputs.is_coupled:
+            return {"accuracy": probability_of_likeliest(mean, variance, rows.labels, rows.nodes).mean()}
+        positive = special.ndtr(mean / np.sqrt(np.maximum(variance, 1e-12)))
+        labels, guesses = rows.targets.sum(), positive.sum()
+        in_top = expected_labels_in_top(mean, variance, rows.targets, rows.nodes, top=5).sum()
+        return {
+            "recall_at_5": in_top / max(labels, 1.0),
+            "micro_f1": 2 * (positive * rows.targets).sum() / max(labels + guesses, 1e-30),
+        }
+
+    def _sampled(self, at: _Weights) -> Metrics:
+        """E |gradient|, and the standard deviation of the losses over runs, from points of the weights' own law.
+
+        Where logits spread over more than one unit a loss is no parabola in the weights, and formulas that take it for
+        one are off by half. Pairs m +- V^(1/2) xi, the same xi for everybody; with too few there is no deviation.
+        """
+        rng = np.random.default_rng(20_240_818)  # points of a quadrature: nothing private is drawn
+        parts = {"": self.few} if self.few_tests is None else {"": self.few, "test_": self.few_tests}
+        losses: dict[str, list[float]] = {name: [] for name in parts}
+        norms, scale = [], self.outputs.scale(self.num_outputs)
+        num_pairs = int(np.clip(NUMBERS_IN_SAMPLES // at.mean.size, 4, 64))
+        for pair in range(num_pairs):
+            offset = self._root_times(at, rng.standard_normal(at.mean.shape))
+            for weights in (at.mean + offset, at.mean - offset):
+                for name, rows in parts.items():
+                    logits = rows.dot(weights)
+                    _, normaliser = self.outputs.probabilities(logits)
+                    losses[name].append(scale * float(normaliser.mean() - (logits * rows.targets).sum(axis=1).mean()))
+                if pair < FEWEST_PAIRS // 4:  # of all examples: the gradient of a few is mostly chance
+                    probabilities, _ = self.outputs.probabilities(self.rows.dot(weights))
+                    norms.append(scale * float(np.linalg.norm(self.rows.mean_of(probabilities - self.rows.targets))))
+        deviations = {f"{name}loss_std": float(np.std(found)) for name, found in losses.items()}
+        return {"gradient_norm": float(np.mean(norms)), **(deviations if num_pairs >= FEWEST_PAIRS else {})}
+
+    def _root_times(self, at: _Weights, vector: np.ndarray) -> np.ndarray:
+        """V^(1/2) v."""
+        split = self.split
+        eigenvalues, basis = np.linalg.eigh(at.covariance)
+        inside = np.einsum("aji,ja->ia", basis, vector[:split])
+        block = np.einsum("aij,ja->ia", basis, np.sqrt(np.maximum(eigenvalues, 0.0)).T * inside)
+        return np.concatenate([block, np.sqrt(np.maximum(at.variance, 0.0)) * vector[split:]])
+
+    # --- Where it may be off ---
+
+    def _out_of_depth(self, field: _Field, at: _Weights, step: int) -> bool:
+        """Whether eta times the largest curvature is too large, by a power iteration that goes on from step to step."""
+        loss = float(field.expectations.loss.mean())
+        self.first_loss = loss if step == 0 else self.first_loss
+        self.has_risen = self.has_risen or loss > 2 * self.first_loss
+        if not np.isfinite(field.mean).all():
+            return True
+        memory = self.closure.memory(at.memory, field.law, step, 1)
+        root = np.sqrt(self.closure.response(field.law, memory)[1])
+        first = self.direction is None
+        v = field.mean / np.linalg.norm(field.mean) if first else self.direction
+        curvature = 0.0
+        for _ in range(4 if first else 1):
+            image = root * self._curve(field, root * v)
+            curvature = float(np.linalg.norm(image))
+            v = image / max(curvature, 1e-300)
+        self.direction = v
+        self.steepest = max(self.steepest, self.learning_rate * curvature)
+        return self.has_risen or self.steepest > LARGEST_STEP
+
+    def _subsample_effect(self, at: _Weights, field: _Field) -> tuple[float, float]:
+        """What fewer examples take from the loss, and the share of it that stays unknown: see `logistic`."""
+        if self.examples.held_out is None:
+            return 0.0, 0.0
+        seen, unseen = field.expectations.loss, self._expectations(self.examples.held_out, at).loss
+        left_out = 1 - self.rows.num_examples / self.examples.num_all
+        optimism = left_out * float(unseen.mean() - seen.mean()) / 2
+        chance = float(seen.std()) * math.sqrt(left_out / (2 * len(seen)))
+        return optimism, (abs(optimism) / 4 + chance) / float(seen.mean() + optimism)
+
+    def _reasons(self) -> list[str]:
+        reasons = []
+        if self.steepest > LARGEST_STEP:
+            reasons.append(
+                f"The learning rate times the largest curvature is {self.steepest:.3g}, above {LARGEST_STEP:g}: "
+                "steps overshoot."
+            )
+        if self.has_risen:
+            reasons.append("The forecast loss rises to more than twice its start: time steps may be too coarse for it.")
+        if self.examples.held_out is not None:
+            reasons.append(f"Computed from {self.rows.num_examples:,} of {self.examples.num_all:,} training examples.")
+        return reasons

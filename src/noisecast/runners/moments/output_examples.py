@@ -1,0 +1,159 @@
+"""The rows of a linear model with several outputs as a forecast reads them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse
+
+from noisecast.privacy.noise import Purpose, RandomRoot, key_data, key_for
+from noisecast.problems.linear import MULTI_LABEL, MULTI_LABEL_MEAN, SOFTMAX, Labelled, Likelihood, LinearModel
+from noisecast.problems.rows import DenseRows
+from noisecast.theory.softmax_moments import INDEPENDENT_OUTPUTS, MEAN_OF_OUTPUTS, SOFTMAX_OUTPUTS, Nodes, OutputLaw
+
+LAWS: tuple[tuple[Likelihood, OutputLaw], ...] = (
+    (SOFTMAX, SOFTMAX_OUTPUTS),
+    (MULTI_LABEL, INDEPENDENT_OUTPUTS),
+    (MULTI_LABEL_MEAN, MEAN_OF_OUTPUTS),
+)
+MOST_LOGITS = 2_500_000  # examples times outputs; more examples are left out
+MOST_BLOCK_WEIGHTS = 500  # weights with covariances: that many, divided by the outputs, are the features in the block
+
+
+class OutputRows:
+    """Rows with targets of m outputs, split into a dense block [most energetic features, bias] and the rest.
+
+    Args:
+      block: (n, K + 1) float32.   rest: (n, p - K), CSR or dense, float32.
+      targets: (n, m), 0 or 1.   lengths: sqrt(|x|^2 + 1); (n,).
+    """
+
+    def __init__(self, block: np.ndarray, rest: Any, targets: np.ndarray, lengths: np.ndarray):
+        self.block, self.rest, self.targets, self.lengths = block, rest, targets, lengths
+        self.rest_squared = rest.power(2) if scipy.sparse.issparse(rest) else rest**2
+        self.rest_t, self.rest_squared_t = (_transposed(part) for part in (rest, self.rest_squared))
+        self.nodes = Nodes(*targets.shape)
+        self.labels = targets.argmax(axis=1)
+        ones = np.ones(rest.shape[1], np.float32)
+        norms = np.maximum(self.rest_squared @ ones, 1e-12).astype(np.float64)
+        # Share of |x|^4 that different features make: what the variances of single weights do not see.
+        self.across = (1 - ((self.rest_squared * self.rest_squared) @ ones) / norms**2).astype(np.float32)
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.targets)
+
+    @property
+    def num_weights(self) -> int:
+        """d, of one output."""
+        return self.block.shape[1] + self.rest.shape[1]
+
+    def dot(self, weights: np.ndarray) -> np.ndarray:
+        """x_i W; (n, m) from (d, m)."""
+        split = self.block.shape[1]
+        weights = weights.astype(np.float32)
+        return self.block @ weights[:split] + self.rest @ weights[split:]
+
+    def mean_of(self, coefficients: np.ndarray) -> np.ndarray:
+        """(1/n) sum_i x_i c_i'; (d, m) from (n, m)."""
+        c = (coefficients / self.num_examples).astype(np.float32)
+        return np.concatenate([self.block.T @ c, self.rest_t @ c]).astype(np.float64)
+
+    def block_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
+        """(1/n) sum_i c_ia x_i x_i' within the block for every output a, c >= 0; (m, K + 1, K + 1)."""
+        roots = np.sqrt(coefficients / self.num_examples).astype(np.float32)
+        found = np.empty((roots.shape[1], self.block.shape[1], self.block.shape[1]))
+        for a, root in enumerate(roots.T):
+            half = self.block * root[:, None]
+            found[a] = half.T @ half
+        return found
+
+    def rest_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
+        """(1/n) sum_i c_ia x_ij^2; (p - K, m)."""
+        return (self.rest_squared_t @ (coefficients / self.num_examples).astype(np.float32)).astype(np.float64)
+
+    def block_variance(self, covariance: np.ndarray) -> np.ndarray:
+        """x_i' V_a x_i in the block; (n, m)."""
+        found = np.empty((self.num_examples, len(covariance)), np.float32)
+        for a, spread in enumerate(covariance.astype(np.float32)):
+            np.einsum("ij,ij->i", self.block @ spread, self.block, out=found[:, a])
+        return np.maximum(found, 0, out=found)
+
+    def rest_variance(self, variance: np.ndarray) -> np.ndarray:
+        """sum_j x_ij^2 v_ja; (n, m)."""
+        return self.rest_squared @ variance.astype(np.float32)
+
+    def take(self, chosen: np.ndarray) -> "OutputRows":
+        return OutputRows(*(part[chosen] for part in (self.block, self.rest, self.targets, self.lengths)))
+
+
+class OutputExamples(NamedTuple):
+    """What a forecast computes with.
+
+    Args:
+      train, test: rows.   law: of the outputs.   num_all: of the training examples, those left out included.
+      held_out: as many other examples, which measure what a subsample adds; None without one.
+    """
+
+    train: OutputRows
+    test: OutputRows | None
+    law: OutputLaw
+    num_all: int
+    held_out: OutputRows | None = None
+
+    @classmethod
+    def of(cls, problem: LinearModel, num_full: int, subsample: int | None) -> "OutputExamples":
+        law = next(law for likelihood, law in LAWS if likelihood is problem.likelihood)
+        features = _matrix(problem.train)
+        energy = scipy.sparse.csr_array(features).power(2).sum(axis=0)
+        order = np.argsort(-np.asarray(energy), kind="stable")
+        m, n = problem.num_outputs, problem.num_examples
+        num_block = min(num_full, MOST_BLOCK_WEIGHTS // m, problem.num_features)
+        size = min(subsample or n, max(MOST_LOGITS // m, 2), n)
+        chosen, others = _parts(n, size)
+
+        def rows(data: Labelled, matrix: Any, at: np.ndarray) -> OutputRows:
+            return _split(matrix[at], data, at, order, num_block, m)
+
+        test = None
+        if problem.test is not None:
+            num_test = problem.test.labels.shape[0]
+            test = rows(problem.test, _matrix(problem.test), _parts(num_test, min(size, num_test))[0])
+        held_out = rows(problem.train, features, others) if len(others) else None
+        return cls(rows(problem.train, features, chosen), test, law, n, held_out)
+
+
+def _parts(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Some rows and as many others. The same ones for everybody: nobody's privacy rests on this choice."""
+    if size == count:
+        return np.arange(count), np.arange(0)
+    key = key_for(Purpose.DATA, "moments", root=RandomRoot.from_insecure_seed(0), repeat=0)
+    shuffled = np.random.default_rng(key_data(key)).permutation(count)
+    return np.sort(shuffled[:size]), np.sort(shuffled[size : 2 * size])
+
+
+def _matrix(data: Labelled) -> Any:
+    if isinstance(data.rows, DenseRows):
+        return np.asarray(data.rows.values)
+    values, indices = np.asarray(data.rows.values), np.asarray(data.rows.indices)
+    there = values != 0
+    ends = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
+    shape = (len(values), data.rows.num_features)
+    return scipy.sparse.csr_array((values[there], indices[there], ends), shape=shape)
+
+
+def _split(
+    features: Any, data: Labelled, at: np.ndarray, order: np.ndarray, num_block: int, num_outputs: int
+) -> OutputRows:
+    block, rest = features[:, order[:num_block]], features[:, order[num_block:]]
+    if scipy.sparse.issparse(features):
+        block = block.toarray()
+    block = np.hstack([block, np.ones((len(block), 1))]).astype(np.float32)
+    labels = np.asarray(data.labels)[at].reshape(len(at), -1)
+    targets = np.zeros((len(at), num_outputs + 1), np.float32)  # padding, -1, falls into the last column
+    np.put_along_axis(targets, labels, 1.0, axis=1)
+    lengths = np.sqrt(np.asarray(data.rows.squared_norms, np.float64)[at] + 1)
+    return OutputRows(block, rest, targets[:, :-1], lengths)
+
+
+def _transposed(matrix: Any) -> Any:
+    return scipy.sparse.csr_array(matrix.T) if scipy.sparse.issparse(matrix) else matrix.T

@@ -1,0 +1,180 @@
+"""`noisecast forecast` and `noisecast accuracy` as a person meets them."""
+
+import json
+import math
+
+import pytest
+from cli_inputs import SCENARIO
+
+from noisecast.cli import main
+from noisecast.cli.forecast import NON_PRIVATE
+from noisecast.runners import Moments
+from noisecast.scenario_file import read_scenario_file
+from noisecast.table import read_table
+
+TWO = SCENARIO.replace("[0.1, 0.05]", "0.1") + '[[optimizer]]\nname = "dp-sign-sgd"\nlearning_rate = 0.01\n'
+
+
+@pytest.fixture
+def run(folder, capsys):
+    def run(*arguments, text=SCENARIO, status=0):
+        (folder / "scenario.toml").write_text(text, encoding="utf-8")
+        assert main([arguments[0], "scenario.toml", *arguments[1:]]) == status
+        printed = capsys.readouterr()
+        if status:
+            assert not printed.out and "Traceback" not in printed.err
+            return printed.err.strip()
+        return json.loads(printed.out) if "--json" in arguments else " ".join(printed.out.split())
+
+    return run
+
+
+# --- forecast --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_says_what_is_forecast(folder, run):
+    printed = run("forecast", "--output", "rows.parquet", "--figure", "picture.png")
+    for words in ("50 steps", "quadratic", "DP-SGD *", "nothing was trained", "lowest loss", "rows.parquet"):
+        assert words in printed
+    assert NON_PRIVATE in printed
+    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+    table = read_table(folder / "rows.parquet")
+    assert set(table["runner"]) == {"moments"} and len(set(table["step"])) == 21
+
+
+def test_the_numbers_are_the_runners(folder, run):
+    found = run("forecast", "--json")
+    assert found["non_private"] == NON_PRIVATE and found["refusals"] == [] and len(found["forecasts"]) == 4
+    question = read_scenario_file(folder / "scenario.toml")
+    for row, scenario in zip(found["forecasts"], question.scenarios, strict=True):
+        forecast = Moments().forecast(scenario, question.record_at)
+        assert row["non_private_metrics"]["loss"] == pytest.approx(forecast.metrics["loss"][-1])
+        assert row["learning_rate"] == scenario.optimizer.learning_rate and row["status"] == "ok"
+    for level in (0.5, 2.0):
+        rows = [row for row in found["forecasts"] if row["noise_multiplier"] == level]
+        best = min(rows, key=lambda row: row["non_private_metrics"]["loss"])
+        assert [row["is_best"] for row in rows] == [row is best for row in rows]
+
+
+def test_what_diverges_is_said_and_is_not_the_best(run):
+    text = SCENARIO.replace("[0.1, 0.05]", "[1e30, 0.05]").replace("num_steps = 50", "num_steps = 5")
+    rows = run("forecast", "--json", text=text)["forecasts"]
+    assert [(row["status"], row["is_best"]) for row in rows] == [("diverged", False), ("ok", True)] * 2
+    assert "diverged" in run("forecast", text=text)
+
+
+def test_the_best_cell_is_asked_for(run):
+    text = TWO.replace("[0.5, 2.0]", "1")
+    found = run("forecast", "--best", "--json", text=text)
+    assert [row["optimizer"] for row in found["forecasts"]] == ["DP-SGD", "DP-SignSGD"]
+    given = run("forecast", "--json", text=text)["forecasts"]
+    for best, other in zip(found["forecasts"], given, strict=True):
+        assert best["non_private_metrics"]["loss"] <= other["non_private_metrics"]["loss"] * 1.001
+    assert {cell["setting"] for cell in found["tried"]} == {"coarse", "full"}
+
+
+def test_the_best_cell_is_printed(run):
+    text = SCENARIO.replace("[0.5, 2.0]", "1").replace("num_steps = 50", "num_steps = 5")
+    assert "Best learning rate and clip norm" in run("forecast", "--best", text=text)
+
+
+def test_the_crossing_is_asked_for(run):
+    text = TWO.replace("[0.5, 2.0]", "[0.02, 20]").replace("num_steps = 50", "num_steps = 300")
+    (pair,) = run("forecast", "--crossing", "--json", text=text)["crossings"]
+    assert pair["optimizers"] == ["DP-SGD", "DP-SignSGD"] and len(pair["crossings"]) == 1
+    crossing = pair["crossings"][0]
+    assert (crossing["better_below"], crossing["better_above"]) == ("DP-SGD", "DP-SignSGD")
+    assert 0.02 < crossing["noise_multiplier"] < 20 and crossing["epsilon"] > 0
+    assert pair["theorem"]["verdict"] in ("always", "above", "outside")
+    printed = run("forecast", "--crossing", text=text)
+    assert "DP-SGD is better below noise multiplier" in printed and "Theorem, of the losses after" in printed
+
+
+def test_other_settings_of_the_solver(run):
+    assert run("forecast", "--record", "2", "--time-steps", "5", "--subsample", "10", "--json")["forecasts"]
+
+
+@pytest.mark.parametrize(
+    "arguments, text, sentence",
+    [
+        (["--best", "--crossing"], SCENARIO, "Expected --best or --crossing, got both; ask twice."),
+        (["--crossing", "--output", "a.parquet"], TWO, "Expected --crossing without --output"),
+        (["--crossing"], SCENARIO, "Expected one learning rate and clip norm for DP-SGD with --crossing, got 2"),
+        (["--crossing"], TWO.split('[[optimizer]]\nname = "dp-sign')[0], "Expected two or more optimizers"),
+        (["--crossing"], TWO.replace("[0.5, 2.0]", "0"), "Expected noise multipliers > 0 with --crossing, got 0"),
+        (["--record", "0"], SCENARIO, "Expected --record >= 1, got 0."),
+        (["--subsample", "1"], SCENARIO, "Expected subsample to be a whole number >= 2, got 1."),
+        (["--time-steps", "1.5"], SCENARIO, "Expected a whole number, got 1.5."),
+        (["--output", "a.csv"], SCENARIO, "Expected a table that ends in .parquet, got a.csv."),
+        ([], SCENARIO.replace("num_steps = 50", "num_steps = 0"), "Expected num_steps >= 1, got 0."),
+    ],
+)
+def test_bad_requests_are_one_sentence(run, arguments, text, sentence):
+    error = run("forecast", *arguments, text=text, status=2)
+    assert sentence in error and len(error.splitlines()) <= 2  # the second: no noise has no guarantee
+
+
+def test_a_problem_that_cannot_be_forecast_is_refused(run, monkeypatch):
+    monkeypatch.setattr(Moments, "why_unsupported", lambda self, scenario: "moments cannot answer this.")
+    for command in (["forecast"], ["forecast", "--best"], ["accuracy", "--seeds", "2"]):
+        assert run(*command, status=2) == "moments cannot answer this."
+
+
+def test_what_is_left_out_is_said(run, monkeypatch):
+    def why(self, scenario):
+        return "moments cannot answer DP-SignSGD." if scenario.optimizer.name == "DP-SignSGD" else None
+
+    monkeypatch.setattr(Moments, "why_unsupported", why)
+    assert "Left out: moments cannot answer DP-SignSGD." in run("forecast", text=TWO)
+    assert run("forecast", "--json", text=TWO)["refusals"] == ["moments cannot answer DP-SignSGD."]
+
+
+# --- accuracy --------------------------------------------------------------------------------------------------------
+
+
+def test_accuracy_compares_forecast_and_training(folder, run):
+    printed = run("accuracy", "--seeds", "6", "--output", "rows.parquet", "--figure", "picture.png")
+    for words in ("Forecast against training", "mean of 6 seeds", "95th percentile", "Training here is for study"):
+        assert words in printed
+    assert "spend more than is accounted" in printed
+    assert set(read_table(folder / "rows.parquet")["runner"]) == {"training", "moments"}
+    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_summary_is_of_the_cells(run):
+    text = SCENARIO.replace("num_seeds = 3", "insecure_seeds = [760001, 760002, 760003, 760004]")
+    found = run("accuracy", "--json", text=text)
+    errors = sorted(abs(cell["error"]) for cell in found["cells"])
+    summary = found["summary"]["loss"]
+    assert len(errors) == summary["num_cells"] == 4 and summary["num_left_out"] == 0
+    assert summary["worst"] == pytest.approx(errors[-1])
+    assert summary["median"] == pytest.approx((errors[1] + errors[2]) / 2)
+    assert summary["within_5_percent"] == sum(error <= 0.05 for error in errors) / 4
+    assert summary["num_beyond_two"] == sum(abs(cell["standard_errors"]) > 2 for cell in found["cells"])
+    for cell in found["cells"]:
+        assert cell["error"] == pytest.approx(cell["forecast"] / cell["trained_mean"] - 1)
+    assert run("accuracy", "--json", text=text)["cells"] == found["cells"]  # insecure seeds repeat
+
+
+def test_runs_that_diverge_are_counted(run):
+    text = SCENARIO.replace("[0.1, 0.05]", "[1e30, 0.05]").replace("num_steps = 50", "num_steps = 5")
+    summary = run("accuracy", "--json", text=text)["summary"]["loss"]
+    assert (summary["num_cells"], summary["num_left_out"]) == (2, 2) and math.isfinite(summary["median"])
+    assert "3/3 diverged" in run("accuracy", text=text)
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--seeds", "1"], "Expected two or more seeds, for a standard error, got 1; give --seeds."),
+        (["--seeds", "1.5"], "Expected a whole number, got 1.5."),
+        (["--figure", "a.txt"], "Expected a figure that ends in"),
+    ],
+)
+def test_bad_options_of_accuracy(run, arguments, sentence):
+    assert sentence in run("accuracy", *arguments, status=2)
+
+
+def test_answer_may_ask_for_the_forecast(run):
+    found = run("answer", "--json", text='runners = ["moments", "closed_form"]\n' + SCENARIO)
+    assert {row["runner"] for row in found["loss"]} == {"moments", "closed_form"}
