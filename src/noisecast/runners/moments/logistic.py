@@ -34,6 +34,7 @@ from noisecast.theory.own_push import OwnPush
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 12_000, 50_000  # where nobody asks for a number
 ENOUGH = 0.02  # of the loss: a subsample that adds less is large enough
+LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved, once
 EXAMPLES_OF_SPREAD = 500
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
 
@@ -107,6 +108,11 @@ def _norm(mean: np.ndarray, covariance: np.ndarray, variance: np.ndarray) -> flo
     return expected_norm(mean_square, 2 * (np.sum(covariance**2) + variance @ variance) + 4 * along)
 
 
+def _bend(before: np.ndarray, after: np.ndarray) -> float:
+    """By how much the examples' slopes change, as a share of the larger."""
+    return float(np.abs(after - before).sum() / max(before.sum(), after.sum(), 1e-30))
+
+
 class _LogisticSolve:
     """The time steps of one scenario."""
 
@@ -155,7 +161,7 @@ class _LogisticSolve:
             )
         return reasons
 
-    def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int) -> _Weights:
+    def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int, *, halvings: int = 1) -> _Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
         half = num_steps // 2
         if half == 0:
@@ -163,7 +169,11 @@ class _LogisticSolve:
         middle = self._frozen(at, field, at, field, step, half, since=0)
         if not _is_finite(middle):
             return middle
-        return self._frozen(at, field, middle, self._field(middle), step, num_steps, since=half)
+        around = self._field(middle)
+        if halvings and half > 1 and _bend(field.expectations.slope, around.expectations.slope) > LARGEST_BEND:
+            middle = self._advance(at, field, step, half, halvings=halvings - 1)
+            return self._advance(middle, self._field(middle), step + half, num_steps - half, halvings=halvings - 1)
+        return self._frozen(at, field, middle, around, step, num_steps, since=half)
 
     def _frozen(
         self, at: _Weights, before: _Field, around: _Weights, field: _Field, step: int, num_steps: int, *, since: int
