@@ -214,7 +214,7 @@ def final_loss(runner, sampler=None, optimizer=LOGISTIC_OPTIMIZERS[0], problem=P
 def test_time_steps_have_converged(optimizer):
     fine = final_loss(Moments(time_steps=300), optimizer=optimizer)
     assert final_loss(Moments(), optimizer=optimizer) == pytest.approx(fine, rel=3e-3)
-    assert final_loss(Moments(time_steps=3), optimizer=optimizer) != pytest.approx(fine, rel=3e-3)
+    assert final_loss(Moments(time_steps=1), optimizer=optimizer) != pytest.approx(fine, rel=3e-3)
 
 
 def test_variances_alone_are_close_and_covariances_matter():

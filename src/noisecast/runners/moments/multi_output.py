@@ -35,6 +35,7 @@ LARGEST_GROWTH = 1.2  # of the mean gradient within half a time step: beyond it 
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
 NUMBERS_IN_SAMPLES = 8_000_000  # that many, divided by the weights, are the pairs of samples of them, 4 to 64
 ROWS_OF_SAMPLES = 4_000  # examples on which those samples' losses are looked at
+LOGITS_OF_GRADIENTS = 10_000_000  # that many, divided by examples times outputs, are the pairs that ask for gradients
 FEWEST_PAIRS = 16  # that say a standard deviation, to 12 %
 MOST_KRYLOV_NUMBERS = 40_000_000  # what the basis of one response may hold, 320 MB
 WEIGHT_STEPS = 30_000_000  # weights times time steps; more weights take fewer steps, 6 at least
@@ -325,6 +326,7 @@ class _MultiOutputSolve:
         losses: dict[str, list[float]] = {name: [] for name in parts}
         norms, scale = [], self.outputs.scale(self.num_outputs)
         num_pairs = int(np.clip(NUMBERS_IN_SAMPLES // at.mean.size, 4, 64))
+        num_gradients = max(4, LOGITS_OF_GRADIENTS // self.rows.targets.size)
         for pair in range(num_pairs):
             offset = self._root_times(at, rng.standard_normal(at.mean.shape))
             for weights in (at.mean + offset, at.mean - offset):
@@ -332,7 +334,7 @@ class _MultiOutputSolve:
                     logits = rows.dot(weights)
                     _, normaliser = self.outputs.probabilities(logits)
                     losses[name].append(scale * float(normaliser.mean() - (logits * rows.targets).sum(axis=1).mean()))
-                if pair < FEWEST_PAIRS // 4:  # of all examples: the gradient of a few is mostly chance
+                if pair < num_gradients:  # of all examples: the gradient of a few is mostly chance
                     probabilities, _ = self.outputs.probabilities(self.rows.dot(weights))
                     norms.append(scale * float(np.linalg.norm(self.rows.mean_of(probabilities - self.rows.targets))))
         deviations = {f"{name}loss_std": float(np.std(found)) for name, found in losses.items()}
