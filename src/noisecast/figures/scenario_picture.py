@@ -112,7 +112,7 @@ def _legend(figure: Figure, spare, frame: pd.DataFrame) -> None:
         if runner in ("training", "sde"):
             label += f", {seeds} seed{'s' if seeds != 1 else ''}"
         handles.append(Line2D([], [], color="black", linestyle=style, marker=marker, markersize=3.2, label=label))
-    title = "band: 95 % interval of the mean over seeds" if frame["low"].notna().any() else None
+    title = "band: 95 % interval of the mean over seeds" if np.isfinite(frame["low"]).any() else None
     if spare is not None:
         spare.legend(handles=handles, loc="center left", title=title, title_fontsize=8)
     else:
