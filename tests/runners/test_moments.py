@@ -304,3 +304,30 @@ def test_refusals_are_sentences():
 def test_settings_out_of_range_are_named(field):
     with pytest.raises(ValueError, match=f"Expected {field} to be a whole number"):
         Moments(**{field: -1})
+
+
+def logistic_settings(**changed) -> Scenario:
+    settings = {"noise_multiplier": 1.0, "l2_clip_norm": 1.0, "num_steps": 200, "optimizer": DPAdam(learning_rate=0.01)}
+    settings |= changed
+    return asked(
+        PROBLEM,
+        settings.pop("optimizer"),
+        settings.pop("num_steps"),
+        sampler=Poisson.for_batch_size(32, 400),
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"num_steps": 60}, "lag behind gradients"),
+        ({"l2_clip_norm": 1e-9}, "below the resolution"),
+        ({"optimizer": DPAdam(learning_rate=1e3)}, "first step alone"),
+        ({"optimizer": DPSGD(learning_rate=1e300)}, "overshoot"),
+    ],
+)
+def test_where_a_forecast_is_out_of_its_depth_it_says_why(changed, words):
+    good, bad = (Moments().forecast(logistic_settings(**settings), []) for settings in ({}, changed))
+    assert not good.extrapolated.any() and not good.reasons
+    assert bad.extrapolated[-1] and any(words in reason for reason in bad.reasons)

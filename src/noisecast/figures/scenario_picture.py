@@ -13,7 +13,17 @@ from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.table import METRICS, OK
 
-CURVE = ["problem", "scenario", "optimizer", "runner", "noise_multiplier", "epsilon", "target_delta", "num_steps"]
+CURVE = [
+    "problem",
+    "scenario",
+    "optimizer",
+    "learning_rate",
+    "runner",
+    "noise_multiplier",
+    "epsilon",
+    "target_delta",
+    "num_steps",
+]
 
 
 def data(table: pd.DataFrame, metric: str = "loss") -> pd.DataFrame:
@@ -80,8 +90,22 @@ def _draw_panel(panel, frame: pd.DataFrame) -> None:
             curve["step"], curve["mean"], linestyle=style, marker=marker, markersize=3.2, linewidth=1.3, color=colour
         )
         panel.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0)
+    _label_rates(panel, frame)
     epsilon = epsilon_text(frame["epsilon"].iloc[0], 3)
     panel.set_title(f"ε = {epsilon}   (noise multiplier {frame['noise_multiplier'].iloc[0]:.3g})")
+
+
+def _label_rates(panel, frame: pd.DataFrame) -> None:
+    """The learning rate at each curve's end, where an optimizer has several: colour tells optimizers alone."""
+    for optimizer, curves in frame.groupby("optimizer", sort=False):
+        if len(set(curves["learning_rate"])) < 2:
+            continue
+        for rate, curve in curves.dropna(subset=["mean"]).groupby("learning_rate"):
+            step, value = curve.sort_values("step")[["step", "mean"]].to_numpy()[-1]
+            panel.annotate(
+                f"{rate:.3g}", (float(step), float(value)), xytext=(2, 0), textcoords="offset points", va="center",
+                fontsize=6, color=OPTIMIZER_COLOURS.get(str(optimizer), OTHER_COLOUR), annotation_clip=True,
+            )  # fmt: skip
 
 
 def _frame_axes(panels, frame: pd.DataFrame, columns: int) -> None:
@@ -112,7 +136,12 @@ def _legend(figure: Figure, spare, frame: pd.DataFrame) -> None:
         if runner in ("training", "sde"):
             label += f", {seeds} seed{'s' if seeds != 1 else ''}"
         handles.append(Line2D([], [], color="black", linestyle=style, marker=marker, markersize=3.2, label=label))
-    title = "band: 95 % interval of the mean over seeds" if np.isfinite(frame["low"]).any() else None
+    notes = ["losses are non-private"]
+    if np.isfinite(frame["low"]).any():
+        notes.insert(0, "band: 95 % interval of the mean over seeds")
+    if any(len(set(curves["learning_rate"])) > 1 for _, curves in frame.groupby("optimizer")):
+        notes.append("numbers: learning rates")
+    title = "; ".join(notes)
     if spare is not None:
         spare.legend(handles=handles, loc="center left", title=title, title_fontsize=8)
     else:

@@ -25,7 +25,7 @@ LARGEST_SUBSAMPLE_ERROR = 0.02  # of the loss: beyond it all rows are `extrapola
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and covariance of the weights, closed by Gaussians (`theory.moment_closures`).
+    """Mean and covariance of the weights, closed by Gaussians (`theory.closures`).
 
     - Quadratics and quartics: the algorithm's own recursion, coordinate by coordinate; exact for DP-SGD on a quadratic
       while nothing is clipped. Where a quartic has two wells, a density on a grid.

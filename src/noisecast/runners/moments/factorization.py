@@ -30,6 +30,7 @@ LARGEST_STEP = 2.0  # eta times the largest curvature met on the way: there step
 LARGEST_LATTICE_STEP = 1.0  # the same where directions are not linear in gradients: there their lattice or lag shows
 LARGEST_GROWTH = 3.0  # of the sum of squares within one step of ours
 MOST_HALVINGS = 40
+FEWEST_DIMS = 16  # of a row: the errors of fewer are no Gaussians
 LEAST_SHARE = 2 / 3  # mean D: with less left, rows that fit each other's noise are no longer independent
 
 
@@ -205,7 +206,7 @@ class _FactorSolve:
     def __init__(self, scenario: Scenario, prepared: Prepared):
         self.prepared, self.pairs = prepared, prepared.train
         self.mechanism, self.num_steps = scenario.mechanism, scenario.num_steps
-        self.learning_rate = float(scenario.optimizer.learning_rate)
+        self.learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
         self.closure: Any = scenario.optimizer.theory.closure
         self.shape, self.steepest = prepared.start.shape, 0.0
         self.memory, self.is_finite, self.halvings = None, True, 0
@@ -375,7 +376,8 @@ class _FactorSolve:
         }
 
     def _out_of_depth(self) -> bool:
-        return not (self.is_finite and self.steepest <= self._largest_step and self.share.mean() >= LEAST_SHARE)
+        follows = self.steepest <= self._largest_step and self.share.mean() >= LEAST_SHARE
+        return not (self.is_finite and follows and self.shape[1] >= FEWEST_DIMS)
 
     def _reasons(self) -> list[str]:
         reasons = []
@@ -385,6 +387,11 @@ class _FactorSolve:
             reasons.append(
                 f"A step is large next to the curvature: learning_rate * gain * curvature reaches {self.steepest:.3g}, "
                 f"and beyond {self._largest_step:g} steps overshoot, which the forecast does not follow."
+            )
+        if self.shape[1] < FEWEST_DIMS:
+            reasons.append(
+                f"A rating's error is a sum of {self.shape[1]} products, too few to be Gaussian: the loss may be "
+                "off by tens of per cent."
             )
         if self.share.mean() < LEAST_SHARE:
             reasons.append(

@@ -34,6 +34,10 @@ from noisecast.theory.own_push import OwnPush
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 12_000, 50_000  # where nobody asks for a number
 ENOUGH = 0.02  # of the loss: a subsample that adds less is large enough
+LARGEST_MOVE = 5.0  # of the logits by the first step
+SHORTEST_RUN = 10  # times the lag of directions behind gradients
+FEWEST_EXAMPLES = 20
+SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved, once
 EXAMPLES_OF_SPREAD = 500
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
@@ -118,11 +122,11 @@ class _LogisticSolve:
 
     def __init__(self, scenario: Scenario, examples: Examples):
         self.optimizer, self.mechanism = scenario.optimizer, scenario.mechanism
-        self.learning_rate = float(scenario.optimizer.learning_rate)
+        self.learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
         self.num_steps, self.num_examples = scenario.num_steps, int(scenario.problem.num_examples or 0)
         self.closure: Any = self.optimizer.theory.closure
         self.examples, self.rows = examples, examples.train
-        self.split, self.steepest = self.rows.block.shape[1], 0.0
+        self.split, self.steepest, self.first_move = self.rows.block.shape[1], 0.0, 0.0
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
@@ -152,14 +156,31 @@ class _LogisticSolve:
         if self.steepest > LARGEST_STEP:
             reasons.append(
                 f"Steps overshoot: learning rate times curvature reaches {self.steepest:.2g}, and 2 explodes. The loss "
-                "swings from run to run, and its mean may be off by tens of per cent."
+                "swings from run to run, and its mean may be far from the forecast."
             )
+        if self.first_move > LARGEST_MOVE:
+            reasons.append(
+                f"The first step alone moves the logits by {self.first_move:.2g}: what follows is no small step either."
+            )
+        if self._is_short:
+            reasons.append(
+                f"{self.num_steps} steps are few beside the {self.closure.lag:.2g} by which the optimizer's directions "
+                "lag behind gradients: its start is forecast only roughly."
+            )
+        if self.rows.num_examples < FEWEST_EXAMPLES:
+            reasons.append(f"{self.rows.num_examples} examples are too few: every one of them moves the weights.")
+        if self._bound(self.rows).min() < SMALLEST_BOUND:
+            reasons.append("The clip norm lies below the resolution at which gradients are computed in training.")
         if subsample_error > ENOUGH:
             reasons.append(
                 f"{self.rows.num_examples:,} of {self.num_examples:,} examples were used, which may move the loss by "
-                f"{subsample_error:.0%}."
+                f"{subsample_error:.0%} or more."
             )
         return reasons
+
+    @property
+    def _is_short(self) -> bool:
+        return self.num_steps < SHORTEST_RUN * self.closure.lag
 
     def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int, *, halvings: int = 1) -> _Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
@@ -332,4 +353,8 @@ class _LogisticSolve:
         gain = self.closure.response(field.law, memory)[1]
         curvature = np.concatenate([np.diag(field.jacobian), field.jacobian_diag])
         self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * curvature)))
-        return self.steepest > LARGEST_STEP
+        if step == 0:
+            moved = self.rows.dot(self.learning_rate * self.closure.response(field.law, memory)[0])
+            self.first_move = float(np.sqrt(np.mean(moved**2)))
+        too_small = self.rows.num_examples < FEWEST_EXAMPLES or self._bound(self.rows).min() < SMALLEST_BOUND
+        return self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self._is_short or too_small

@@ -108,7 +108,7 @@ class _MultiOutputSolve:
 
     def __init__(self, scenario: Scenario, examples: OutputExamples):
         self.mechanism, self.num_steps = scenario.mechanism, scenario.num_steps
-        self.learning_rate = float(scenario.optimizer.learning_rate)
+        self.learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
         self.closure: Any = scenario.optimizer.theory.closure
         self.examples, self.rows, self.outputs = examples, examples.train, examples.law
         self.split, self.num_outputs = self.rows.block.shape[1], self.rows.targets.shape[1]

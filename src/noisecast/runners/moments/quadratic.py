@@ -45,6 +45,7 @@ def forecast(scenario: Scenario, prepared: None, record_at: Sequence[int], setti
     closure: Any = scenario.optimizer.theory.closure
     recursion, recorded = recursion_of(closure), {}
     state, ratio, smallest_shrink = recursion.start(start), 0.0, 1.0
+    learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
     for step in range(scenario.num_steps + 1):
         gradient_norm = math.sqrt(np.sum(counts * hessian**2 * (state.mean**2 + state.variance)))
         shrink, law = noise_at(gradient_norm)
@@ -55,7 +56,7 @@ def forecast(scenario: Scenario, prepared: None, record_at: Sequence[int], setti
             metrics = _metrics(hessian, state.mean, state.variance, counts)
             recorded[step] = metrics, now > LARGEST_LATTICE_RATIO
         law = law._replace(mean=curvature * state.mean, signal_variance=curvature**2 * state.variance)
-        state = recursion.step(state, step, curvature, law, scenario.optimizer.learning_rate)
+        state = recursion.step(state, step, curvature, law, learning_rate)
     return collected(recorded, reasons=reasons(ratio, smallest_shrink))
 
 
@@ -104,7 +105,7 @@ def reasons(largest_ratio: float, smallest_shrink: float) -> list[str]:
     if smallest_shrink < NOTICEABLE_CLIPPING:
         found.append(
             "loss_std counts coordinates as independent, but clipping couples them through the gradient norm: it may "
-            "be a third off at the end of a run, and several times too low while the loss falls."
+            "be several times too high or too low."
         )
     return found
 
