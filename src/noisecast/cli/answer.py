@@ -109,6 +109,8 @@ def _table(losses: list[dict[str, Any]], question: Question) -> Table:
     first = question.scenarios[0]
     seeds = max(int(loss["num_seeds"]) for loss in losses)
     caption = f"± is the 95 % interval of the mean over {seeds} seeds. " if seeds > 1 else "One seed: no interval. "
+    if {loss["runner"] for loss in losses}.isdisjoint({"training", "sde"}):
+        caption = "Nothing was drawn: no seed, no interval. "
     caption += f"ε at delta {first.target_delta:g}."
     if any(loss["step"] < loss["num_steps"] for loss in losses):
         caption += ' "At": the last recorded step where the formula holds.'
