@@ -12,7 +12,7 @@ from noisecast.runners.sde import Sde
 from noisecast.runners.training import Training
 from noisecast.scenario import Scenario
 
-# Moments answers quadratics and binary logistic models so far: it is asked by name, `runners=[Moments()]`.
+# Moments reads the examples without noise and takes seconds a scenario: it is asked by name, `runners=[Moments()]`.
 RUNNERS: tuple[Runner, ...] = (Training(), Sde(), ClosedForm())
 
 __all__ = ["RUNNERS", "ClosedForm", "Moments", "Runner", "Sde", "Training", "answer", "refusals"]

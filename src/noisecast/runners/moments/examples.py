@@ -94,27 +94,28 @@ class Examples(NamedTuple):
     @classmethod
     def of(cls, problem: LinearModel, num_full: int, size: int) -> "Examples":
         """`size` of the examples, and as many others beside them; the num_full features of most energy in the block."""
-        chosen, others = _subsample(problem.train, size)
-        features = _matrix(problem.train, chosen)
+        chosen, others = subsample_of(problem.train, size)
+        features = matrix_of(problem.train, chosen)
         energy = scipy.sparse.csr_array(features).power(2).sum(axis=0)
         order = np.argsort(-np.asarray(energy), kind="stable")[:num_full]
         train = _split(features, problem.train, chosen, order)
         test = held_out = None
         if len(others):
-            held_out = _split(_matrix(problem.train, others), problem.train, others, order)
+            held_out = _split(matrix_of(problem.train, others), problem.train, others, order)
         if problem.test is not None:
-            seen, _ = _subsample(problem.test, LARGEST_TEST)
-            test = _split(_matrix(problem.test, seen), problem.test, seen, order)
+            seen, _ = subsample_of(problem.test, LARGEST_TEST)
+            test = _split(matrix_of(problem.test, seen), problem.test, seen, order)
         return cls(train, test, held_out, 1 - len(chosen) / problem.num_examples)
 
 
-def _subsample(data: Labelled, size: int) -> tuple[np.ndarray, np.ndarray]:
+def subsample_of(data: Labelled, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Places of `size` examples and of as many others, or of all and of none: the same ones for everybody.
 
     By systematic sampling from the examples sorted by label and length, so that both are represented as among all.
     """
     labels, lengths = np.asarray(data.labels), np.asarray(data.rows.squared_norms)
     n = len(labels)
+    labels = labels.reshape(n, -1)[:, 0]  # of a set the first
     if size >= n:
         return np.arange(n), np.arange(0)
     # A choice of rows that stays inside the forecast is no randomness that anybody's privacy rests on.
@@ -126,7 +127,7 @@ def _subsample(data: Labelled, size: int) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(order[places[::2]]), np.sort(order[places[1::2]])
 
 
-def _matrix(data: Labelled, chosen: np.ndarray) -> Any:
+def matrix_of(data: Labelled, chosen: np.ndarray) -> Any:
     """The features of the chosen rows; (m, p), CSR or dense."""
     if isinstance(data.rows, DenseRows):
         return np.asarray(data.rows.values)[chosen]

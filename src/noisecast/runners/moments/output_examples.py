@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse
 
-from noisecast.privacy.noise import Purpose, RandomRoot, key_data, key_for
 from noisecast.problems.linear import MULTI_LABEL, MULTI_LABEL_MEAN, SOFTMAX, Labelled, Likelihood, LinearModel
-from noisecast.problems.rows import DenseRows
+from noisecast.runners.moments.examples import matrix_of, subsample_of
 from noisecast.theory.softmax_moments import INDEPENDENT_OUTPUTS, MEAN_OF_OUTPUTS, SOFTMAX_OUTPUTS, Nodes, OutputLaw
 
 LAWS: tuple[tuple[Likelihood, OutputLaw], ...] = (
@@ -103,42 +102,19 @@ class OutputExamples(NamedTuple):
     @classmethod
     def of(cls, problem: LinearModel, num_full: int, subsample: int | None) -> "OutputExamples":
         law = next(law for likelihood, law in LAWS if likelihood is problem.likelihood)
-        features = _matrix(problem.train)
+        m, n = problem.num_outputs, problem.num_examples
+        chosen, others = subsample_of(problem.train, min(subsample or n, max(MOST_LOGITS // m, 2)))
+        features = matrix_of(problem.train, chosen)
         energy = scipy.sparse.csr_array(features).power(2).sum(axis=0)
         order = np.argsort(-np.asarray(energy), kind="stable")
-        m, n = problem.num_outputs, problem.num_examples
         num_block = min(num_full, MOST_BLOCK_WEIGHTS // m, problem.num_features)
-        size = min(subsample or n, max(MOST_LOGITS // m, 2), n)
-        chosen, others = _parts(n, size)
 
-        def rows(data: Labelled, matrix: Any, at: np.ndarray) -> OutputRows:
-            return _split(matrix[at], data, at, order, num_block, m)
+        def rows(data: Labelled, at: np.ndarray) -> OutputRows:
+            return _split(matrix_of(data, at), data, at, order, num_block, m)
 
-        test = None
-        if problem.test is not None:
-            num_test = problem.test.labels.shape[0]
-            test = rows(problem.test, _matrix(problem.test), _parts(num_test, min(size, num_test))[0])
-        held_out = rows(problem.train, features, others) if len(others) else None
-        return cls(rows(problem.train, features, chosen), test, law, n, held_out)
-
-
-def _parts(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Some rows and as many others. The same ones for everybody: nobody's privacy rests on this choice."""
-    if size == count:
-        return np.arange(count), np.arange(0)
-    key = key_for(Purpose.DATA, "moments", root=RandomRoot.from_insecure_seed(0), repeat=0)
-    shuffled = np.random.default_rng(key_data(key)).permutation(count)
-    return np.sort(shuffled[:size]), np.sort(shuffled[size : 2 * size])
-
-
-def _matrix(data: Labelled) -> Any:
-    if isinstance(data.rows, DenseRows):
-        return np.asarray(data.rows.values)
-    values, indices = np.asarray(data.rows.values), np.asarray(data.rows.indices)
-    there = values != 0
-    ends = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
-    shape = (len(values), data.rows.num_features)
-    return scipy.sparse.csr_array((values[there], indices[there], ends), shape=shape)
+        test = None if problem.test is None else rows(problem.test, subsample_of(problem.test, len(chosen))[0])
+        held_out = rows(problem.train, others) if len(others) else None
+        return cls(_split(features, problem.train, chosen, order, num_block, m), test, law, n, held_out)
 
 
 def _split(
