@@ -30,7 +30,7 @@ import itertools
 import math
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
@@ -49,7 +49,8 @@ from noisecast.problems.matrix_factorization import matrix_factorization
 from noisecast.problems.problem import Problem
 from noisecast.problems.quadratic import quadratic
 from noisecast.problems.quartic import quartic
-from noisecast.runners import RUNNERS, Moments, Runner
+from noisecast.question import Question
+from noisecast.runners import RUNNERS, Moments
 from noisecast.scenario import Scenario
 
 # Each optimizer lives in a file of its own, dp_sign_sgd.py, and is typed by that name: dp-sign-sgd.
@@ -65,23 +66,6 @@ class ScenarioFileError(ValueError):
     def __init__(self, mistakes: Iterable[str]):
         self.mistakes = tuple(mistakes)
         super().__init__("\n".join(self.mistakes))
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a scenario file asks.
-
-    Args:
-      scenarios: every optimizer and learning rate at every noise multiplier.   runners: who is asked.
-      num_seeds, insecure_seeds: how often the random runners repeat (`noisecast.runners.answer`).
-      record_at: steps at which metrics are recorded.
-    """
-
-    scenarios: tuple[Scenario, ...]
-    runners: tuple[Runner, ...]
-    num_seeds: int
-    insecure_seeds: tuple[int, ...] | None
-    record_at: tuple[int, ...]
 
 
 def read_scenario_file(path: str | Path) -> Question:

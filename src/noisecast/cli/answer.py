@@ -12,9 +12,10 @@ from noisecast.cli.progress import share_progress
 from noisecast.figures import scenario_picture
 from noisecast.files import why_unwritable, written_whole
 from noisecast.privacy.accounting import epsilon_text, warnings_for
+from noisecast.question import Question
 from noisecast.runners import answer as ask
 from noisecast.runners import refusals
-from noisecast.scenario_file import Question, read_scenario_file
+from noisecast.scenario_file import read_scenario_file
 from noisecast.table import EXTRAPOLATED, write_table
 
 SETTINGS = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "nominal_epsilon")

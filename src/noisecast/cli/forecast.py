@@ -20,11 +20,12 @@ from noisecast.cli.progress import share_progress
 from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, forecast_crossing
 from noisecast.forecasting.outcome import Outcome, forecasts
 from noisecast.privacy.accounting import epsilon_text, warnings_for
+from noisecast.question import Question
 from noisecast.runners import Moments, refusals
 from noisecast.runners.moments import table_of
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.scenario import Scenario
-from noisecast.scenario_file import Question, read_scenario_file
+from noisecast.scenario_file import read_scenario_file
 from noisecast.table import OK
 
 NON_PRIVATE = "Non-private: computed from the examples without noise; use a public proxy to plan."
