@@ -29,6 +29,7 @@ _HOMES = {
     "DPSGD": "noisecast.optimizers",
     "DPAdam": "noisecast.optimizers",
     "DPSignSGD": "noisecast.optimizers",
+    "Question": "noisecast.question",
     "Scenario": "noisecast.scenario",
     "ClosedForm": "noisecast.runners",
     "Moments": "noisecast.runners",
@@ -37,6 +38,8 @@ _HOMES = {
     "answer": "noisecast.runners",
     "forecast_best": "noisecast.forecasting",
     "forecast_crossing": "noisecast.forecasting",
+    "Store": "noisecast.sweeps",
+    "run_sweep": "noisecast.sweeps",
     "train": "noisecast.release",
 }
 

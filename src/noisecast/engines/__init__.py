@@ -26,6 +26,11 @@ def group_key(scenario: Scenario) -> tuple:
     return (_engine_of(scenario)[0].__name__, *dense.group_key(scenario))
 
 
+def runs_of_a_call(scenario: Scenario) -> tuple[int, int]:
+    """(scenarios, repeats) of this kind that one call takes side by side with profit; more are as fast apart."""
+    return _engine_of(scenario)[0].runs_of_a_call(scenario)
+
+
 def why_unsupported(scenario: Scenario) -> str | None:
     """None, or the sentence that says why no engine can train this scenario."""
     return dense.why_unsupported(scenario)

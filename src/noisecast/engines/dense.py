@@ -18,6 +18,7 @@ from noisecast.scenario import Scenario
 
 Array = jax.Array
 
+NUMBERS_OF_A_CALL = 2**24  # parameters of all runs of a call: 64 MiB an array
 DRAWS_PER_CHUNK = 2**22  # row numbers, or numbers of secure noise, held at once: 16 MiB
 
 
@@ -65,6 +66,12 @@ def why_unsupported(scenario: Scenario) -> str | None:
 def without_learning_rate(optimizer: Optimizer) -> Optimizer:
     """Its settings alone: the learning rate differs within a group, and must not ask for a new compilation."""
     return replace(optimizer, learning_rate=1.0)  # pyright: ignore[reportArgumentType]
+
+
+def runs_of_a_call(scenario: Scenario) -> tuple[int, int]:
+    """As many as fit: runs lie side by side, whatever their repeat."""
+    runs = max(1, NUMBERS_OF_A_CALL // scenario.problem.num_params)
+    return min(runs, 64), max(1, runs // 64)
 
 
 class DenseRun:

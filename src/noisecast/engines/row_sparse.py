@@ -37,6 +37,12 @@ def why_unsupported(scenario: Scenario) -> str | None:
     return None
 
 
+def runs_of_a_call(scenario: Scenario) -> tuple[int, int]:
+    """One block: scenarios share a repeat's batches, repeats share nothing."""
+    form: Any = _form_of(scenario.problem)
+    return max(1, LANES_OF_A_BLOCK // form.columns), 1
+
+
 class RowSparseRun:
     """A group of scenarios at several repeats, in training; see `dense.DenseRun`, whose interface this is.
 

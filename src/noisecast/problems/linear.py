@@ -51,6 +51,9 @@ class Likelihood:
     initial_loss: Callable[[int], float]
     curvature: Callable[[int], tuple[float, float]]
 
+    def __reduce__(self) -> tuple:
+        return _likelihood_named, (self.name,)  # its functions are known on the other side
+
 
 def _accuracy(means: Any) -> dict[str, Any]:
     return {"accuracy": means[0]}
@@ -161,6 +164,10 @@ MULTI_LABEL_MEAN = replace(
 )
 
 LIKELIHOODS = {likelihood.name: likelihood for likelihood in (LOGISTIC, SOFTMAX, MULTI_LABEL, MULTI_LABEL_MEAN)}
+
+
+def _likelihood_named(name: str) -> Likelihood:
+    return LIKELIHOODS[name]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows", "labels"], meta_fields=[])

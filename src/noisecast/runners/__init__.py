@@ -40,7 +40,7 @@ def answer(
     Raises:
       ValueError: nothing to answer, repeated seeds, steps out of range.
     """
-    repeats, root = _repeats(num_seeds, insecure_seeds)
+    repeats, root = repeats_of(num_seeds, insecure_seeds)
     if not scenarios:
         raise ValueError("Expected at least one scenario, got none.")
     record_at = sorted({*record_at, *(scenario.num_steps for scenario in scenarios)})
@@ -69,11 +69,14 @@ def refusals(scenarios: Sequence[Scenario], runners: Sequence[Runner] = RUNNERS)
     return list(dict.fromkeys(reason for reason in reasons if reason is not None))
 
 
-def _repeats(num_seeds: int, insecure_seeds: Sequence[int] | None) -> tuple[list[int], RandomRoot]:
+def repeats_of(
+    num_seeds: int, insecure_seeds: Sequence[int] | None, kept_root: RandomRoot | None = None
+) -> tuple[list[int], RandomRoot]:
+    """The repeats that are asked for, and where their randomness comes from; `kept_root` instead of a new one."""
     if insecure_seeds is None:
         if num_seeds < 1:
             raise ValueError(f"Expected num_seeds >= 1, got {num_seeds}.")
-        return list(range(num_seeds)), RandomRoot.from_os_entropy()
+        return list(range(num_seeds)), kept_root or RandomRoot.from_os_entropy()
     if len(insecure_seeds) == 0 or len(set(insecure_seeds)) < len(insecure_seeds):
         raise ValueError(f"Expected insecure_seeds to be distinct numbers, at least one, got {list(insecure_seeds)}.")
     # One root for all of them: repeat r is the same run whichever other seeds stand beside it.

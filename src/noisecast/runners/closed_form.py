@@ -9,7 +9,7 @@ import pandas as pd
 
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.local_quadratic import LocalQuadratic
-from noisecast.runners.runner import Progress, groups_of, rows
+from noisecast.runners.runner import Call, Progress, deterministic_calls, groups_of, rows
 from noisecast.scenario import Scenario
 from noisecast.table import EXTRAPOLATED, OK
 from noisecast.theory.linear_sde import (
@@ -42,6 +42,9 @@ class ClosedForm:
 
     def why_unsupported(self, scenario: Scenario) -> str | None:
         return scenario.problem.why_no_closed_form
+
+    def calls(self, scenarios: Sequence[Scenario], repeats: Sequence[int]) -> list[Call]:
+        return deterministic_calls(scenarios, size=64)
 
     def answer(
         self,

@@ -13,11 +13,19 @@ from noisecast.table import DIVERGED, OK, table_from
 Progress = Callable[[float], None]  # told the share of the work that is done
 
 
+# Scenarios and repeats of one call; no repeats for a deterministic runner.
+Call = tuple[list[Scenario], list[int]]
+
+
 class Runner(Protocol):
     name: ClassVar[str]
 
     def why_unsupported(self, scenario: Scenario) -> str | None:
         """None, or one sentence: what this runner cannot answer here, why, and what to use instead."""
+        ...
+
+    def calls(self, scenarios: Sequence[Scenario], repeats: Sequence[int]) -> list[Call]:
+        """The question in parts that may be answered apart, on other machines even, at no loss of speed."""
         ...
 
     def answer(
@@ -61,3 +69,18 @@ def groups_of(scenarios: Sequence[Scenario], key: Callable[[Scenario], tuple]) -
     for scenario in scenarios:
         groups.setdefault(key(scenario), []).append(scenario)
     return list(groups.values())
+
+
+def chunks(sequence: Sequence, size: int) -> list[list]:
+    """In pieces of at most `size`, in order.
+
+    >>> chunks("abcde", 2)
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    return [list(sequence[i : i + size]) for i in range(0, len(sequence), size)]
+
+
+def deterministic_calls(scenarios: Sequence[Scenario], size: int) -> list[Call]:
+    """For a runner that prepares a problem once and then takes scenario by scenario, without repeats."""
+    groups = groups_of(scenarios, lambda scenario: (scenario.problem.fingerprint,))
+    return [(chunk, []) for group in groups for chunk in chunks(group, size)]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from noisecast.engines import dense, simulate
 from noisecast.privacy.noise import Purpose, RandomRoot, jax_key, key_for
-from noisecast.runners.runner import Progress, groups_of, rows
+from noisecast.runners.runner import Call, Progress, chunks, groups_of, rows
 from noisecast.scenario import Scenario
 
 
@@ -38,6 +38,13 @@ class Sde:
     def why_unsupported(self, scenario: Scenario) -> str | None:
         return dense.why_unsupported(scenario)
 
+    def calls(self, scenarios: Sequence[Scenario], repeats: Sequence[int]) -> list[Call]:
+        found = []
+        for group in groups_of(scenarios, _group_key):
+            side_by_side, at_once = dense.runs_of_a_call(group[0])
+            found += [(chunk, some) for some in chunks(repeats, at_once) for chunk in chunks(group, side_by_side)]
+        return found
+
     def answer(
         self,
         scenarios: Sequence[Scenario],
@@ -48,7 +55,7 @@ class Sde:
         progress: Progress,
     ) -> pd.DataFrame:
         tables = []
-        groups = groups_of(scenarios, lambda scenario: (_paths_of(scenario), *dense.group_key(scenario)))
+        groups = groups_of(scenarios, _group_key)
         for number, group in enumerate(groups):
             paths = _paths_of(group[0])(group, repeats=repeats, root=root, substeps=self.substeps)
             records = []
@@ -58,6 +65,10 @@ class Sde:
                 progress((number + step / group[0].num_steps) / len(groups))
             tables.append(rows(self.name, group, repeats, records))
         return pd.concat(tables, ignore_index=True)
+
+
+def _group_key(scenario: Scenario) -> tuple:
+    return (_paths_of(scenario), *dense.group_key(scenario))
 
 
 def _paths_of(scenario: Scenario) -> Any:

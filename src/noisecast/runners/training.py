@@ -8,7 +8,7 @@ import pandas as pd
 
 from noisecast import engines
 from noisecast.privacy.noise import RandomRoot
-from noisecast.runners.runner import Progress, groups_of, rows
+from noisecast.runners.runner import Call, Progress, chunks, groups_of, rows
 from noisecast.scenario import Scenario
 
 
@@ -20,6 +20,13 @@ class Training:
 
     def why_unsupported(self, scenario: Scenario) -> str | None:
         return engines.why_unsupported(scenario)
+
+    def calls(self, scenarios: Sequence[Scenario], repeats: Sequence[int]) -> list[Call]:
+        found = []
+        for group in groups_of(scenarios, engines.group_key):
+            side_by_side, at_once = engines.runs_of_a_call(group[0])
+            found += [(chunk, some) for some in chunks(repeats, at_once) for chunk in chunks(group, side_by_side)]
+        return found
 
     def answer(
         self,

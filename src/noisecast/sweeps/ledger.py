@@ -1,0 +1,115 @@
+"""What a sweep does to the data, for the accountant: which runs it makes, and how they were decided on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from noisecast.engines.keys import batch_key
+from noisecast.privacy.noise import RandomRoot
+from noisecast.privacy.tuning import Cell, Run, TrialDistribution
+from noisecast.question import Question
+from noisecast.runners import Training
+from noisecast.scenario import Scenario
+
+_ANY_ROOT = RandomRoot.from_insecure_seed(0)  # keys are compared, never drawn from
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All runs of a sweep, whether they have finished or not.
+
+    Args:
+      runs: every training run, by scenario id and seed.
+      is_private: whether all randomness came from the operating system; a seed that is known undoes the noise.
+      trials: the law that the number of runs was drawn from; None: a grid that was fixed beforehand.
+      cells: all that a trial could have drawn; empty for a grid.
+    """
+
+    runs: Mapping[tuple[str, int], Run]
+    is_private: bool
+    trials: TrialDistribution | None = None
+    cells: tuple[Cell, ...] = ()
+
+
+def ledger_of(
+    questions: Sequence[Question],
+    *,
+    trials: TrialDistribution | None = None,
+    drawn_from: Sequence[Question] = (),
+) -> Ledger:
+    """The ledger of a sweep whose runs all derive from one root, as those of one store do.
+
+    Args:
+      questions: as they are run.
+      trials, drawn_from: where `draw_trials` made them: its arguments.
+    Raises: ValueError when only one of trials and drawn_from is given.
+    """
+    if (trials is None) != (not drawn_from):
+        raise ValueError("Expected both trials and what they were drawn from, or neither; give both for random trials.")
+    runs = {}
+    for question in questions:
+        if any(isinstance(runner, Training) for runner in question.runners):
+            for scenario in filter(_is_trained, question.scenarios):
+                runs |= {(scenario.id, seed): _run(scenario, seed) for seed in _seeds(question)}
+    return Ledger(
+        runs=runs,
+        is_private=all(question.insecure_seeds is None for question in questions),
+        trials=trials,
+        cells=tuple((s.mechanism, s.num_steps) for _, s in _cells(drawn_from)),
+    )
+
+
+def draw_trials(
+    questions: Sequence[Question], trials: TrialDistribution, rng: np.random.Generator
+) -> tuple[Question, ...]:
+    """K trials, each a uniformly random cell of all that the questions ask, with a seed of its own.
+
+    Draw once. What is drawn stays secret, its number above all, and all of it is run (`TrialDistribution`).
+
+    Args:
+      questions: whose scenarios are the cells.   trials: the law of K.
+      rng: from the operating system's entropy, `numpy.random.default_rng()`.
+    Returns: one question a trial; none where K is 0, as a Poisson law allows: then there is no model to release.
+    Raises: ValueError: no cell, one that cannot be trained, or insecure seeds.
+    """
+    cells = _cells(questions)
+    if not cells:
+        raise ValueError("Expected at least one scenario to draw trials from, got none.")
+    if any(question.insecure_seeds is not None for question in questions):
+        raise ValueError("Expected trials without insecure seeds: who knows the seeds knows how many there are.")
+    for _, scenario in cells:
+        if (reason := Training().why_unsupported(scenario)) is not None:
+            raise ValueError(f"Expected cells that can be trained: {reason}")
+    drawn = []
+    for _ in range(trials.draw(rng)):
+        question, scenario = cells[int(rng.integers(len(cells)))]
+        # A number that says nothing of how many others there are, and that no other trial has.
+        seed = {"num_seeds": 1, "first_seed": int(rng.integers(2**62))}
+        steps = tuple(step for step in question.record_at if step <= scenario.num_steps)
+        drawn.append(replace(question, scenarios=(scenario,), runners=(Training(),), record_at=steps, **seed))
+    return tuple(drawn)
+
+
+def _cells(questions: Sequence[Question]) -> list[tuple[Question, Scenario]]:
+    """Each scenario once."""
+    return list({s.id: (question, s) for question in questions for s in question.scenarios}.values())
+
+
+def _is_trained(scenario: Scenario) -> bool:
+    return Training().why_unsupported(scenario) is None
+
+
+def _seeds(question: Question) -> Sequence[int]:
+    if question.insecure_seeds is not None:
+        return question.insecure_seeds
+    first = getattr(question, "first_seed", 0)
+    return range(first, first + question.num_seeds)
+
+
+def _run(scenario: Scenario, seed: int) -> Run:
+    # The engines' own name of the batches: what shares them there shares them here.
+    batches = batch_key(scenario, root=_ANY_ROOT, repeat=seed).hex()
+    return Run(scenario.mechanism, scenario.num_steps, batches)

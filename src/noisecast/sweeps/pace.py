@@ -1,0 +1,53 @@
+"""How far a sweep is, and how long it will take still."""
+
+import time
+from collections.abc import Sequence
+
+from noisecast.sweeps.tasks import Task
+
+
+class Pace:
+    """Learns the seconds a unit of work from finished tasks, kind by kind; kinds not seen yet count as the mean.
+
+    Args:
+      tasks: still to be done.   at_once: how many are computed side by side.
+      share_done: of the sweep that was in the store before.
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, at_once: int, share_done: float = 0.0):
+        self.num_finished = 0
+        self._left = list(tasks)
+        self._at_once, self._share_before = at_once, share_done
+        self._work = sum(task.work for task in tasks)
+        self._began = time.monotonic()
+        self._seen: dict[tuple, tuple[float, float]] = {}  # kind: (work, seconds)
+
+    @property
+    def share(self) -> float:
+        """Of the whole sweep's expected time, 0 to 1."""
+        if not self._left:
+            return 1.0
+        spent = sum(seconds for _, seconds in self._seen.values())
+        if not spent:
+            return self._share_before
+        now = spent / (spent + self._seconds_of(self._left))
+        return self._share_before + (1 - self._share_before) * now
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of wall time; None before anything is finished."""
+        if not self._seen:
+            return None
+        return self._seconds_of(self._left) / min(self._at_once, max(len(self._left), 1))
+
+    def finished(self, task: Task, seconds: float) -> None:
+        """One task less."""
+        self._left.remove(task)
+        self.num_finished += 1
+        work, before = self._seen.get(task.kind, (0.0, 0.0))
+        self._seen[task.kind] = work + task.work, before + seconds
+
+    def _seconds_of(self, tasks: Sequence[Task]) -> float:
+        rates = {kind: seconds / work for kind, (work, seconds) in self._seen.items()}
+        mean = sum(rates.values()) / len(rates)
+        return sum(task.work * rates.get(task.kind, mean) for task in tasks)

@@ -1,0 +1,210 @@
+"""Run a sweep: what is not in its store yet is computed and added, group by group."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from noisecast import engines
+from noisecast.question import Question
+from noisecast.runners import Training
+from noisecast.sweeps.pace import Pace
+from noisecast.sweeps.store import Finished, Store, mechanisms_as_data
+from noisecast.sweeps.tasks import Task, code_fingerprint, tasks_of
+from noisecast.sweeps.workers import Done, in_processes, in_this_process, on_ray
+
+# Told the share of the work that is done, and the seconds left (None: not known yet).
+SweepProgress = Callable[[float, float | None], None]
+
+
+def run_sweep(
+    questions: Sequence[Question],
+    store: str | Path,
+    *,
+    workers: int | None = None,
+    ray: str | None = None,
+    progress: SweepProgress = lambda share, seconds_left: None,
+) -> pd.DataFrame:
+    """Answer every question, and keep the answers in `store`: run it again, and it goes on where it ended.
+
+    Scenarios that share a compiled call are computed together, one such group a task. Killing workers, this process or
+    the machine loses the groups in flight and nothing else. Diverged runs are rows like others.
+
+    Args:
+      questions: of the sweep; runs that they share are computed once.
+      store: folder for the shards; a new one, or one that this sweep (perhaps a smaller one before) has begun.
+      workers: processes; None: one a core. 0: none, all is done in this process.
+      ray: address of a Ray cluster to run on instead ("auto": the one this machine belongs to; "local": its own).
+      progress: told the share that is done and the seconds left.
+    Returns: all rows of the store (`noisecast.table`), in an order that does not depend on who finished first.
+    Raises:
+      ValueError: one sentence: nothing to answer, a store of another sweep, a damaged shard, groups that failed.
+      OSError: the disk is full; every group finished before is in the store.
+
+    >>> import tempfile, noisecast as nc
+    >>> mechanism = nc.SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=nc.Stream(8))
+    >>> problem = nc.quadratic([1.0, 2.0], 0.1, example_noise_std=0.1)
+    >>> asked = nc.Scenario(problem=problem, mechanism=mechanism, optimizer=nc.DPSGD(learning_rate=0.1), num_steps=10)
+    >>> question = nc.Question(scenarios=(asked,), runners=(nc.Training(),), record_at=(0,), num_seeds=3)
+    >>> table = run_sweep([question], Path(tempfile.mkdtemp(), "store"), workers=0)
+    >>> table[table["metric"] == "loss"].groupby("step")["value"].count().to_dict()
+    {0: 3, 10: 3}
+    """
+    if workers is not None and not (isinstance(workers, int) and workers >= 0):
+        raise ValueError(f"Expected workers to be a whole number >= 0, got {workers}.")
+    with Store.open_for_writing(store) as opened:
+        tasks = tasks_of(questions, opened.root())
+        _check_own(opened, tasks)
+        done = opened.cells
+        left = [rest for task in tasks if (rest := task.without(done)) is not None]
+        pace = Pace(left, at_once=workers or os.cpu_count() or 1, share_done=1 - _share(left, tasks))
+        progress(pace.share, None)
+        failed = _add_all(opened, _computed(left, workers, ray), pace, progress)
+        opened.write_manifest({"code": code_fingerprint(), "groups": len(tasks)})
+        if failed:
+            raise ValueError(
+                f"{len(failed)} of {len(tasks)} groups failed; the others are in {store}, run again for these alone. "
+                f"The first: {failed[0].why}"
+            )
+        return opened.read()
+
+
+def estimate_seconds(questions: Sequence[Question], *, workers: int | None = None) -> float:
+    """Wall time of a sweep on this machine, from a second's trial of each kind of run; forecasts by solving one.
+
+    Args:
+      questions: of the sweep.   workers: as for `run_sweep`.
+    Returns: seconds; a rough number, for a person who decides whether to wait.
+    """
+    from noisecast.privacy.noise import RandomRoot
+
+    tasks = tasks_of(questions, RandomRoot.from_os_entropy())
+    paces: dict[tuple, Callable[[int], float]] = {}
+    for task in tasks:
+        if task.kind not in paces:
+            paces[task.kind] = _pace_of_training(task) if isinstance(task.runner, Training) else _pace_of(task)
+    return sum(paces[task.kind](task.work) for task in tasks) / min(workers or os.cpu_count() or 1, len(tasks))
+
+
+def _pace_of_training(task: Task) -> Callable[[int], float]:
+    """Seconds that such an amount of work takes: some steps measured, and one evaluation."""
+    run = engines.start(task.scenarios, repeats=task.repeats, root=task.root)
+    last = task.scenarios[0].num_steps
+    run.advance(min(16, last))  # compiled now
+    stretch, seconds, steps = 16, 0.0, 1
+    while seconds < 0.5 and run.step < last:
+        before, began = run.step, time.monotonic()
+        run.advance(min(before + stretch, last))
+        run.block_until_ready()
+        seconds, steps = time.monotonic() - began, run.step - before
+        stretch *= 2
+    run.evaluate()
+    began = time.monotonic()
+    run.evaluate()
+    whole = seconds / steps * last + (time.monotonic() - began) * len(task.record_at)
+    return lambda work: work * whole / task.work
+
+
+def _pace_of(task: Task) -> Callable[[int], float]:
+    """The same for another runner: what one scenario takes, and what one more adds."""
+    scenarios = task.scenarios
+    if task.repeats:
+        scenarios = tuple(replace(each, num_steps=min(64, each.num_steps)) for each in scenarios)
+    parts = [replace(task, scenarios=some, record_at=(some[0].num_steps,)) for some in (scenarios[:1], scenarios[:2])]
+    (one, one_takes), (two, two_take) = [(part.work, _seconds_to_run(part)) for part in parts]
+    if two == one:
+        return lambda work: one_takes * work / one
+    more = max(two_take - one_takes, 0.0) / (two - one)
+    return lambda work: one_takes + more * (work - one)
+
+
+def _seconds_to_run(task: Task) -> float:
+    """The second time, when everything is compiled; the first, where it takes long anyway."""
+    seconds = 0.0
+    for _ in range(2):
+        began = time.monotonic()
+        task.run()
+        seconds = time.monotonic() - began
+        if seconds > 3:
+            break
+    return seconds
+
+
+def _share(some: Sequence[Task], all_of_them: Sequence[Task]) -> float:
+    return sum(task.work for task in some) / sum(task.work for task in all_of_them)
+
+
+def _check_own(store: Store, tasks: Sequence[Task]) -> None:
+    """A store is only ever added to by the sweep that it is of."""
+    asked = {cell for task in tasks for cell in task.cells}
+    strangers = {name: f for name, f in store.finished.items() if not asked.issuperset(f.cells)}
+    if not strangers:
+        return
+    runs = sum(len(f.cells) for f in strangers.values())
+    data = {task.scenarios[0].problem.fingerprint for task in tasks}
+    if any(f.code != code_fingerprint() for f in strangers.values()):
+        why = "they were computed by other code (another version of noisecast or of a library under it)"
+    elif any(not data.issuperset(f.data) for f in strangers.values()):
+        why = "they are about other data"
+    else:
+        why = "their settings, seeds or recorded steps are others"
+    raise ValueError(
+        f"{store.folder} holds {runs} runs that this sweep does not ask for: {why}. Nothing was changed; use a new "
+        "folder, or put back what has changed."
+    )
+
+
+def _computed(tasks: Sequence[Task], workers: int | None, ray: str | None) -> Iterator[Done]:
+    # The longest first, so that no core waits at the end for one that has begun late.
+    tasks = sorted(tasks, key=lambda task: -task.work * task.scenarios[0].problem.num_params)
+    if not tasks:
+        return iter(())
+    if ray is not None:
+        return on_ray(tasks, ray)
+    if workers == 0:
+        return in_this_process(tasks)
+    return in_processes(tasks, workers or os.cpu_count() or 1)
+
+
+def _add_all(store: Store, computed: Iterator[Done], pace: Pace, progress: SweepProgress) -> list[Done]:
+    """Every finished group into the store as it comes; the failed ones back."""
+    failed = []
+    try:
+        for done in computed:
+            if done.table is None:
+                failed.append(done)
+            else:
+                store.add(done.table, _about(done))
+            pace.finished(done.task, done.seconds)
+            progress(pace.share, pace.seconds_left)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"Interrupted; {pace.num_finished} groups more are in {store.folder}: the same command goes on."
+        ) from None
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{error.strerror or error}: could not write the next group; all {len(store.cells)} finished runs are "
+            "safe, and the same command goes on",
+            str(store.folder),
+        ) from None
+    finally:
+        close: Any = getattr(computed, "close", None)
+        if close is not None:
+            close()
+    return failed
+
+
+def _about(done: Done) -> Finished:
+    task = done.task
+    return Finished(
+        cells=task.cells,
+        code=code_fingerprint(),
+        data=(task.scenarios[0].problem.fingerprint,),
+        seconds=round(done.seconds, 3),
+        mechanisms=mechanisms_as_data(task.scenarios),
+    )

@@ -1,0 +1,215 @@
+"""A store: a folder in which a sweep's finished groups lie, one Parquet shard each, and nothing else that matters.
+
+    store/
+      shards/<hash of its bytes>.parquet   rows of one finished group, written whole or not at all
+      key                                  the secret that noise and batches are made of; its owner's alone
+      manifest.json                        an index for people: rebuilt whenever the store is opened
+
+A shard says in its own metadata which runs it holds, so the folder of shards is the whole truth: killing whoever writes
+it loses the group in flight and nothing else. A shard whose bytes are not what its name says is refused by name.
+"""
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from noisecast.files import strict_json, why_unwritable, written_whole
+from noisecast.privacy.mechanism import Adjacency, SampledGaussian
+from noisecast.privacy.noise import RandomRoot
+from noisecast.privacy.sampling import FixedSize, Poisson, Shuffled, Stream
+from noisecast.scenario import Scenario
+from noisecast.table import COLUMNS, table_from
+
+_METADATA = b"noisecast"
+_SAMPLERS = {sampler.__name__: sampler for sampler in (Poisson, FixedSize, Shuffled, Stream)}
+_ORDER = ["problem", "optimizer", "expected_batch_size", "num_steps", "noise_multiplier", "l2_clip_norm",
+          "learning_rate", "scenario", "runner", "seed", "step", "metric"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a shard says of itself.
+
+    Args:
+      cells: ids of the runs whose rows it holds (`tasks.cell_id`).
+      code: hash of the code that computed them.   data: fingerprints of their problems.
+      seconds: what computing them took [s].
+      mechanisms: of each scenario, as data: the table does not say all that the price of tuning asks.
+      trials: of a sweep of random trials, their distribution and how many were drawn; None for a grid.
+    """
+
+    cells: tuple[str, ...]
+    code: str
+    data: tuple[str, ...]
+    seconds: float
+    mechanisms: dict[str, dict[str, Any]]
+    trials: dict[str, Any] | None = None
+
+
+class Store:
+    """A folder of finished groups. Reading needs no lock; writing needs `open_for_writing`.
+
+    Args:
+      folder: of the store.
+    Raises: ValueError with one sentence: no store there, or a damaged or foreign shard in it.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self._shards = self.folder / "shards"
+        self._read: dict[str, tuple[Finished, bytes]] = {}
+        if not self._shards.is_dir():
+            raise ValueError(f"Expected a store at {self.folder}, found none; make one with: noisecast sweep.")
+        self._refresh()
+
+    @staticmethod
+    @contextmanager
+    def open_for_writing(folder: str | Path) -> Iterator["Store"]:
+        """The store at `folder`, made where there is none; ours alone while the block runs, or until we are killed.
+
+        Raises: ValueError: it cannot be written, holds something else, or another sweep is writing it.
+        """
+        folder = Path(folder)
+        if not (folder / "shards").is_dir():
+            reason = why_unwritable(folder.absolute())
+            if reason is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                reason = f"Expected an empty or new folder for a store, got {folder}, which holds something else."
+            if reason is not None:
+                raise ValueError(reason)
+            (folder / "shards").mkdir(parents=True)
+        with open(folder / "lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(
+                    f"Another sweep is writing {folder}; wait for it, stop it, or use another folder."
+                ) from None
+            store = Store(folder)
+            store._sweep_up()
+            yield store
+
+    @property
+    def finished(self) -> dict[str, Finished]:
+        """Every shard by name."""
+        return {name: finished for name, (finished, _) in self._read.items()}
+
+    @property
+    def cells(self) -> set[str]:
+        """Ids of all runs in the store."""
+        return {cell for finished in self.finished.values() for cell in finished.cells}
+
+    def root(self) -> RandomRoot:
+        """Where the noise of this store's runs comes from; drawn from the operating system once.
+
+        Kept, so that a resumed run is the run that it would have been. Whoever reads it can take the noise away.
+        """
+        path = self.folder / "key"
+        if not path.exists():
+            with written_whole(path, secret=True) as temporary:
+                temporary.write_bytes(RandomRoot.from_os_entropy().secret)
+        secret = path.read_bytes()
+        if len(secret) != 32:
+            raise ValueError(f"{path} is damaged: its runs cannot be continued; use a new folder.")
+        return RandomRoot(secret, None)
+
+    def add(self, table: pd.DataFrame, finished: Finished) -> None:
+        """Write one group's rows, whole or not at all."""
+        content = _as_bytes(table, finished)
+        name = f"{hashlib.sha256(content).hexdigest()[:32]}.parquet"
+        with written_whole(self._shards / name) as temporary:
+            temporary.write_bytes(content)
+        self._read[name] = finished, content
+
+    def mechanisms(self) -> dict[str, tuple[SampledGaussian, int, float]]:
+        """(mechanism, num_steps, target_delta) of each scenario, by its id: what the price of tuning is made of."""
+        said = {k: v for finished in self.finished.values() for k, v in finished.mechanisms.items()}
+        return {k: (_mechanism_from(v), v["num_steps"], v["target_delta"]) for k, v in said.items()}
+
+    def read(self) -> pd.DataFrame:
+        """All rows, in an order that does not depend on who finished first."""
+        if not self._read:
+            return table_from([])
+        parts = [pq.read_table(io.BytesIO(content)).to_pandas() for _, content in self._read.values()]
+        table = pd.concat(parts, ignore_index=True).sort_values(_ORDER, kind="stable", ignore_index=True)
+        # A run may lie in two shards where two sweeps shared cells: it is one run, from one key.
+        return table_from(table.drop_duplicates(["scenario", "runner", "seed", "step", "metric"], ignore_index=True))
+
+    def write_manifest(self, about: dict[str, Any]) -> None:
+        """An index for people; nothing reads it."""
+        shards = {name: asdict(f) | {"cells": len(f.cells), "mechanisms": len(f.mechanisms)}
+                  for name, f in sorted(self.finished.items())}  # fmt: skip
+        with written_whole(self.folder / "manifest.json") as temporary:
+            temporary.write_text(strict_json(about | {"runs": len(self.cells), "shards": shards}), encoding="utf-8")
+
+    def _refresh(self) -> None:
+        for path in sorted(self._shards.glob("[!.]*")):
+            self._read[path.name] = _read_shard(path)
+
+    def _sweep_up(self) -> None:
+        """Remove what a killed writer left half-written: hidden, and never read."""
+        for path in [*self._shards.glob(".*"), *self.folder.glob(".key.*"), *self.folder.glob(".manifest.json.*")]:
+            path.unlink(missing_ok=True)
+
+
+def _as_bytes(table: pd.DataFrame, finished: Finished) -> bytes:
+    arrow = pa.Table.from_pandas(table_from(table), preserve_index=False)
+    said = json.dumps({"format": 1, **asdict(finished)}).encode()
+    buffer = io.BytesIO()
+    pq.write_table(arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), _METADATA: said}), buffer)
+    return buffer.getvalue()
+
+
+def _read_shard(path: Path) -> tuple[Finished, bytes]:
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest()[:32] != path.stem:
+        raise ValueError(
+            f"{path} is damaged: its content is not what its name says. Delete it; the same sweep computes it again."
+        )
+    try:
+        schema = pq.read_schema(io.BytesIO(content))
+        said = json.loads((schema.metadata or {})[_METADATA])
+        names = [column.name for column in COLUMNS]
+        if said.pop("format") != 1 or schema.names != names:
+            raise KeyError("format")
+        finished = Finished(**said | {"cells": tuple(said["cells"]), "data": tuple(said["data"])})
+    except (pa.ArrowInvalid, KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} is not a shard of this version of noisecast; move it out of the store.") from None
+    return finished, content
+
+
+def is_store(folder: str | Path) -> bool:
+    """Whether there is a store, not whether it is whole."""
+    return os.path.isdir(Path(folder) / "shards")
+
+
+def mechanisms_as_data(scenarios: Sequence[Scenario]) -> dict[str, dict[str, Any]]:
+    """Each scenario's mechanism, number of steps and delta as plain data, by the scenario's id."""
+    return {
+        s.id: {
+            "sampler": {"kind": type(s.mechanism.sampler).__name__, **vars(s.mechanism.sampler)},
+            "adjacency": str(s.mechanism.adjacency),
+            "noise_multiplier": s.mechanism.noise_multiplier,
+            "l2_clip_norm": s.mechanism.l2_clip_norm,
+            "num_steps": s.num_steps,
+            "target_delta": s.target_delta,
+        }
+        for s in scenarios
+    }
+
+
+def _mechanism_from(data: dict[str, Any]) -> SampledGaussian:
+    settings = dict(data["sampler"])
+    sampler = _SAMPLERS[settings.pop("kind")](**settings)
+    numbers = {name: data[name] for name in ("noise_multiplier", "l2_clip_norm")}
+    return SampledGaussian(**numbers, sampler=sampler, adjacency=Adjacency(data["adjacency"]))

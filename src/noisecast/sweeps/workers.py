@@ -1,0 +1,202 @@
+"""Who computes tasks: this process, worker processes of this machine, or a Ray cluster. All give the same tables."""
+
+import logging
+import os
+import pickle
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from noisecast.sweeps import worker
+from noisecast.sweeps.tasks import Task
+
+MAX_DEATHS = 3  # of workers over one task, before it is taken to be its fault
+# Each worker has one core: libraries that start a thread a core would only get in each other's way.
+ONE_CORE = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1 " + os.environ.get("XLA_FLAGS", ""),
+}
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task that has been computed, or (table None) the reason why it has not."""
+
+    task: Task
+    table: pd.DataFrame | None
+    seconds: float
+    why: str | None = None
+
+
+def in_this_process(tasks: Sequence[Task]) -> Iterator[Done]:
+    """One after the other, here: for problems that cannot be sent elsewhere, and for tests."""
+    for number, task in enumerate(tasks):
+        yield _done(task, worker.answer(list(tasks), number))
+
+
+def in_processes(tasks: Sequence[Task], num_workers: int) -> Iterator[Done]:
+    """On worker processes, in the order in which they finish. A worker that is killed is replaced.
+
+    Args:
+      tasks: the first is begun first.
+      num_workers: processes; >= 1.
+    Raises: ValueError when the problem cannot be sent to another process.
+    """
+    content = _pickled(tasks)
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    finished: queue.SimpleQueue[Done | BaseException] = queue.SimpleQueue()
+    for number in range(len(tasks)):
+        waiting.put(number)
+    attendants = [_Attendant(tasks, content, waiting, finished) for _ in range(min(num_workers, len(tasks)))]
+    for attendant in attendants:
+        attendant.start()
+    try:
+        for _ in tasks:
+            found = finished.get()
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+    finally:
+        for attendant in attendants:
+            attendant.dismiss()
+
+
+def on_ray(tasks: Sequence[Task], address: str) -> Iterator[Done]:
+    """On a Ray cluster, one task a core. A task of a node that dies is begun again on another.
+
+    Args:
+      tasks: the first is begun first.
+      address: of the cluster, or "auto" for the one that this machine belongs to, or "local" for one of its own.
+    Raises: ValueError when there is no cluster there.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    started_here = not ray.is_initialized()
+    if started_here:
+        try:
+            _knock(address)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # Ray's own programs only
+                ray.init(
+                    address=None if address == "local" else address,
+                    runtime_env={"env_vars": ONE_CORE},
+                    logging_level=logging.ERROR,
+                    log_to_driver=False,
+                )
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"Expected a Ray cluster at {address}, found none ({reason}); start it first.") from None
+    try:
+        shared = ray.put(_pickled(tasks))
+        remote = ray.remote(num_cpus=1, max_retries=MAX_DEATHS)(_on_a_node)
+        pending = {remote.remote(shared, number): number for number in range(len(tasks))}
+        while pending:
+            (ready,), _ = ray.wait(list(pending), num_returns=1)
+            task = tasks[pending.pop(ready)]
+            try:
+                yield _done(task, ray.get(ready))
+            except RayError as error:
+                yield Done(task, None, 0.0, f"The cluster could not run it: {' '.join(str(error).split())[:300]}")
+    finally:
+        if started_here:
+            ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Whether anybody listens at host:port; Ray itself would ask for minutes. OSError or ValueError if nobody does."""
+    host, colon, port = address.rpartition(":")
+    if colon:
+        socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=5).close()
+
+
+def _pickled(tasks: Sequence[Task]) -> bytes:
+    try:
+        return pickle.dumps(list(tasks), protocol=pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"The sweep's problem cannot be sent to worker processes ({error}); run it in this process with workers=0."
+        ) from None
+
+
+_tasks_of_this_node: dict[int, list[Task]] = {}
+
+
+def _on_a_node(content: bytes, number: int) -> dict[str, Any]:
+    """Run by Ray: the tasks are unpickled once a process."""
+    key = hash(content)
+    if key not in _tasks_of_this_node:
+        _tasks_of_this_node.clear()
+        _tasks_of_this_node[key] = pickle.loads(content)
+    return worker.answer(_tasks_of_this_node[key], number)
+
+
+def _done(task: Task, answer: dict[str, Any]) -> Done:
+    return Done(task, answer.get("table"), answer.get("seconds", 0.0), answer.get("why"))
+
+
+class _Attendant(threading.Thread):
+    """Stands between the driver and one worker process with its successors: hands it tasks, takes its answers."""
+
+    def __init__(self, tasks: Sequence[Task], content: bytes, waiting: Any, finished: Any):
+        super().__init__(daemon=True)
+        self._tasks, self._content, self._waiting, self._finished = tasks, content, waiting, finished
+        self._process: subprocess.Popen | None = None
+        self._dismissed = False
+
+    def run(self) -> None:
+        try:
+            while not self._dismissed:
+                number = self._waiting.get_nowait()
+                answer = self._answer(number)
+                if not self._dismissed:
+                    self._finished.put(_done(self._tasks[number], answer))
+        except queue.Empty:
+            self.dismiss()
+        except BaseException as error:
+            self._finished.put(error)
+
+    def dismiss(self) -> None:
+        """No more tasks, and an end to the one in hand."""
+        self._dismissed = True
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _answer(self, number: int) -> dict[str, Any]:
+        for _ in range(MAX_DEATHS):
+            process = self._process if self._process is not None and self._process.poll() is None else self._start()
+            try:
+                assert process.stdin is not None and process.stdout is not None
+                worker.send(process.stdin, number)
+                return worker.receive(process.stdout)
+            except (EOFError, OSError):
+                process.kill()
+            if self._dismissed:
+                break
+        return {"why": f"{MAX_DEATHS} workers were killed while they computed it (out of memory?)."}
+
+    def _start(self) -> subprocess.Popen:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from noisecast.sweeps.worker import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | ONE_CORE,
+            start_new_session=True,  # Ctrl-C is the driver's to answer
+        )
+        assert self._process.stdin is not None
+        with suppress(OSError):  # killed at once: the first question will find out
+            worker.send_bytes(self._process.stdin, self._content)
+        return self._process

@@ -1,0 +1,199 @@
+"""A sweep computes every run once, whoever computes it, and goes on where it was ended."""
+
+import errno
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+import noisecast as nc
+from noisecast.question import Question
+from noisecast.sweeps import Store, estimate_seconds, run_sweep, tasks
+from noisecast.sweeps.pace import Pace
+from tests.sweeps.small_sweep import questions
+
+
+def grid(**changes) -> Question:
+    train, test = nc.bundled("breast_cancer")
+    problem = nc.linear_model(train, test)
+    sampler = nc.Poisson.for_batch_size(32, train.num_examples)
+    scenarios = tuple(
+        nc.Scenario(
+            problem=problem,
+            mechanism=nc.SampledGaussian(noise_multiplier=z, l2_clip_norm=1.0, sampler=sampler),
+            optimizer=optimizer,
+            num_steps=20,
+        )
+        for z in (0.5, 2.0)
+        for optimizer in (nc.DPSGD(learning_rate=0.5), nc.DPAdam(learning_rate=0.01))
+    )
+    asked = Question(
+        scenarios=scenarios, runners=(nc.Training(), nc.ClosedForm()), record_at=(0, 10), insecure_seeds=(3, 5)
+    )
+    return replace(asked, **changes)
+
+
+def runs(table: pd.DataFrame) -> set:
+    return set(zip(table["scenario"], table["runner"], table["seed"].fillna(-1)))
+
+
+def test_a_sweep_says_what_answer_says(tmp_path):
+    question = grid()
+    swept = run_sweep([question], tmp_path / "store", workers=0)
+    asked = nc.answer(
+        question.scenarios, runners=question.runners, insecure_seeds=question.insecure_seeds, record_at=[0, 10]
+    )
+    keys = ["scenario", "runner", "seed", "step", "metric"]
+    both = swept.merge(asked, on=keys, suffixes=("", "_asked"))
+    assert len(both) == len(swept) == len(asked)
+    # Groups are cut differently: the same runs, up to the last bits of a float32 sum.
+    assert (both["value"] - both["value_asked"]).abs().max() <= 2e-5 * both["value"].abs().max()
+
+
+def test_worker_processes_give_the_same_table_twice(tmp_path):
+    one = run_sweep(questions(3, insecure_seeds=(0, 1)), tmp_path / "one", workers=1)
+    two = run_sweep(questions(3, insecure_seeds=(0, 1)), tmp_path / "two", workers=2)
+    pd.testing.assert_frame_equal(one, two)
+
+
+def test_nothing_is_computed_twice(tmp_path, monkeypatch):
+    computed = []
+    run = tasks.Task.run
+    monkeypatch.setattr(tasks.Task, "run", lambda task: computed.append(task) or run(task))
+    first = run_sweep([grid()], tmp_path / "store", workers=0)
+    before = len(computed)
+    again = run_sweep([grid()], tmp_path / "store", workers=0)
+    assert len(computed) == before
+    pd.testing.assert_frame_equal(first, again)
+
+
+def test_a_sweep_may_grow_and_only_what_is_new_is_computed(tmp_path, monkeypatch):
+    small = grid(insecure_seeds=(3,))
+    first = run_sweep([small], tmp_path / "store", workers=0)
+    computed = []
+    run = tasks.Task.run
+    monkeypatch.setattr(tasks.Task, "run", lambda task: computed.append(task) or run(task))
+    table = run_sweep([grid()], tmp_path / "store", workers=0)
+    assert {task.repeats for task in computed} <= {(3, 5), (5,)}
+    assert runs(first) < runs(table)
+    assert len(runs(table)) == 4 * 2 + 4
+
+
+def test_another_sweep_is_refused_and_nothing_changes(tmp_path):
+    before = run_sweep([grid()], tmp_path / "store", workers=0)
+    for other, why in (
+        (grid(record_at=(0, 5)), "settings, seeds or recorded steps"),
+        (questions(1)[0], "other data"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            run_sweep([other], tmp_path / "store", workers=0)
+    pd.testing.assert_frame_equal(Store(tmp_path / "store").read(), before)
+
+
+def test_changed_code_is_noticed(tmp_path, monkeypatch):
+    run_sweep([grid()], tmp_path / "store", workers=0)
+    for module in ("tasks", "run"):
+        monkeypatch.setattr(f"noisecast.sweeps.{module}.code_fingerprint", lambda: "another version")
+    with pytest.raises(ValueError, match="computed by other code"):
+        run_sweep([grid()], tmp_path / "store", workers=0)
+
+
+def test_questions_that_share_runs_compute_them_once(tmp_path):
+    table = run_sweep([grid(), grid()], tmp_path / "store", workers=0)
+    assert len(runs(table)) == 4 * 2 + 4
+
+
+def test_diverged_runs_are_rows(tmp_path):
+    question = questions(1, num_seeds=2)[0]
+    first = question.scenarios[0]
+    # A clip norm that lets the steps grow beyond float32.
+    mechanism = replace(first.mechanism, l2_clip_norm=1e20)
+    scenarios = (replace(first, mechanism=mechanism, optimizer=nc.DPSGD(learning_rate=10.0)),)
+    table = run_sweep([replace(question, scenarios=scenarios)], tmp_path / "store", workers=0)
+    last = table[(table["metric"] == "loss") & (table["step"] == 20_000)]
+    assert len(last) == 2
+    assert set(last["status"]) == {"diverged"}
+
+
+def test_a_failing_group_does_not_cost_the_others(tmp_path, monkeypatch):
+    run = tasks.Task.run
+
+    def sometimes(task):
+        if task.scenarios[0].num_steps == 20_001:
+            raise RuntimeError("a fault of ours")
+        return run(task)
+
+    monkeypatch.setattr(tasks.Task, "run", sometimes)
+    with pytest.raises(ValueError, match=r"1 of 3 groups failed(.|\n)*a fault of ours"):
+        run_sweep(questions(3), tmp_path / "store", workers=0)
+    assert len(Store(tmp_path / "store").cells) == 4
+    monkeypatch.setattr(tasks.Task, "run", run)
+    run_sweep(questions(3), tmp_path / "store", workers=0)
+    assert len(Store(tmp_path / "store").cells) == 6
+
+
+def test_a_full_disk_is_told_and_the_store_is_whole(tmp_path, monkeypatch):
+    add, count = Store.add, []
+
+    def full_after_two(self, table, finished):
+        if len(count) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count.append(1)
+        add(self, table, finished)
+
+    monkeypatch.setattr(Store, "add", full_after_two)
+    with pytest.raises(OSError, match="all 4 finished runs are safe"):
+        run_sweep(questions(5), tmp_path / "store", workers=0)
+    monkeypatch.setattr(Store, "add", add)
+    assert len(Store(tmp_path / "store").cells) == 4
+    run_sweep(questions(5), tmp_path / "store", workers=0)
+    assert len(Store(tmp_path / "store").cells) == 10
+
+
+def test_a_problem_that_cannot_travel_is_a_sentence(tmp_path):
+    import jax.numpy as jnp
+    import numpy as np
+
+    problem = nc.jax_model(lambda params, example: jnp.sum((params - example) ** 2), jnp.zeros(2), np.ones((8, 2)))
+    mechanism = nc.SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=nc.Poisson.for_batch_size(4, 8))
+    asked = nc.Scenario(problem=problem, mechanism=mechanism, optimizer=nc.DPSGD(learning_rate=0.1), num_steps=2)
+    question = Question(scenarios=(asked,), runners=(nc.Training(),), record_at=())
+    with pytest.raises(ValueError, match="workers=0"):
+        run_sweep([question], tmp_path / "store", workers=1)
+    assert len(run_sweep([question], tmp_path / "store", workers=0))
+
+
+def test_the_share_only_grows_and_ends_at_one():
+    left = tasks.tasks_of(questions(4), nc_root())
+    pace = Pace(left, at_once=2)
+    assert pace.seconds_left is None
+    shares = [pace.share]
+    for task in list(left):
+        pace.finished(task, 2.0)
+        shares.append(pace.share)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert pace.seconds_left == 0.0
+
+
+def test_time_left_follows_what_was_seen():
+    left = tasks.tasks_of(questions(4), nc_root())
+    pace = Pace(left, at_once=2)
+    pace.finished(left[0], 2.0)
+    assert pace.seconds_left == pytest.approx(3.0, rel=0.01)  # three of two seconds each, two at a time
+
+
+def test_an_estimate_is_of_the_right_size(tmp_path):
+    import time
+
+    asked = questions(6)
+    said = estimate_seconds(asked, workers=1)
+    began = time.monotonic()
+    run_sweep(asked, tmp_path / "store", workers=0)
+    assert 0.1 < said / (time.monotonic() - began) < 10
+
+
+def nc_root():
+    from noisecast.privacy.noise import RandomRoot
+
+    return RandomRoot.from_insecure_seed(0)

@@ -1,0 +1,140 @@
+"""A store holds what was finished, whole; and refuses what it does not hold, by name."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from noisecast.sweeps import Store, run_sweep
+from tests.sweeps.small_sweep import questions
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "store"
+    run_sweep(questions(3, num_seeds=2), folder, workers=0)
+    return folder
+
+
+@pytest.fixture
+def store(made, tmp_path) -> Path:
+    shutil.copytree(made, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted((folder / "shards").glob("*.parquet"))
+
+
+def test_every_run_is_there_once(store):
+    table = Store(store).read()
+    assert len(shards(store)) == 3
+    assert len(Store(store).cells) == 3 * 2 * 2
+    assert not table.duplicated(["scenario", "runner", "seed", "step", "metric"]).any()
+    assert set(table["step"]) == {0, 10_000, 20_000, 20_001, 20_002}
+
+
+def test_the_order_does_not_depend_on_names(store):
+    before = Store(store).read()
+    found = Store(store)
+    found._read = dict(reversed(found._read.items()))
+    pd.testing.assert_frame_equal(found.read(), before)
+
+
+def test_the_mechanisms_come_back_as_they_were(store):
+    asked = {s.id: s for question in questions(3) for s in question.scenarios}
+    found = Store(store).mechanisms()
+    assert found == {k: (s.mechanism, s.num_steps, s.target_delta) for k, s in asked.items()}
+
+
+@pytest.mark.parametrize("how", ["truncated", "one bit", "empty"])
+def test_a_damaged_shard_is_refused_by_name(store, how):
+    shard = shards(store)[1]
+    content = bytearray(shard.read_bytes())
+    if how == "truncated":
+        content = content[: len(content) // 2]
+    elif how == "one bit":
+        content[len(content) // 2] ^= 1
+    else:
+        content = bytearray()
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match=shard.name):
+        Store(store)
+    with pytest.raises(ValueError, match=shard.name):
+        run_sweep(questions(3, num_seeds=2), store, workers=0)
+
+
+def test_a_deleted_shard_is_computed_again_as_it_was(store):
+    before = Store(store).read()
+    shards(store)[0].unlink()
+    assert len(Store(store).read()) < len(before)
+    again = run_sweep(questions(3, num_seeds=2), store, workers=0)
+    # The key is kept, so the runs are the same runs, to the last bit.
+    pd.testing.assert_frame_equal(again, before)
+
+
+def test_a_shard_of_another_key_is_not_taken_for_ours(store, tmp_path):
+    run_sweep(questions(1, num_seeds=2), tmp_path / "other", workers=0)
+    foreign = shards(tmp_path / "other")[0]
+    shutil.copy(foreign, store / "shards" / foreign.name)
+    with pytest.raises(ValueError, match="does not ask for"):
+        run_sweep(questions(3, num_seeds=2), store, workers=0)
+
+
+def test_a_parquet_file_of_somebody_else_is_refused_by_name(store):
+    import hashlib
+
+    file = store / "shards" / "x.parquet"
+    pd.DataFrame({"a": [1]}).to_parquet(file)
+    name = hashlib.sha256(file.read_bytes()).hexdigest()[:32] + ".parquet"
+    file.rename(file.with_name(name))
+    with pytest.raises(ValueError, match=f"{name} is not a shard"):
+        Store(store)
+
+
+def test_half_written_files_are_not_read_and_are_swept_up(store):
+    half = store / "shards" / ".abc.parquet.x1"
+    half.write_bytes(b"PAR1 and then the light went out")
+    before = len(Store(store).cells)
+    run_sweep(questions(3, num_seeds=2), store, workers=0)
+    assert not half.exists()
+    assert len(Store(store).cells) == before
+
+
+def test_the_key_is_its_owners_alone_and_damage_to_it_is_told(store):
+    assert stat.S_IMODE((store / "key").stat().st_mode) == 0o600
+    (store / "key").write_bytes(b"short")
+    with pytest.raises(ValueError, match="key is damaged"):
+        run_sweep(questions(3, num_seeds=2), store, workers=0)
+
+
+def test_a_lost_manifest_is_written_anew(store):
+    (store / "manifest.json").unlink()
+    run_sweep(questions(3, num_seeds=2), store, workers=0)
+    assert (store / "manifest.json").exists()
+
+
+def test_two_writers_are_one_too_many(store):
+    code = f"from noisecast.sweeps import Store\nwith Store.open_for_writing({str(store)!r}): print('mine')"
+    with Store.open_for_writing(store):
+        second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Another sweep is writing" in second.stderr
+    third = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert third.stdout == "mine\n"
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("all of it")
+    with pytest.raises(ValueError, match="holds something else"):
+        run_sweep(questions(1), tmp_path, workers=0)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_no_store_is_a_sentence(tmp_path):
+    with pytest.raises(ValueError, match="found none"):
+        Store(tmp_path / "nowhere")
