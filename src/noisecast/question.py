@@ -13,6 +13,7 @@ class Question:
     Args:
       scenarios: every optimizer and learning rate at every noise multiplier.   runners: who is asked.
       num_seeds, insecure_seeds: how often the random runners repeat (`noisecast.runners.answer`).
+      first_seed: number of the first repeat: those of one number share their batches, others nothing.
       record_at: steps at which metrics are recorded; the last step always is.
     """
 
@@ -21,3 +22,4 @@ class Question:
     record_at: tuple[int, ...]
     num_seeds: int = 1
     insecure_seeds: tuple[int, ...] | None = None
+    first_seed: int = 0

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import noisecast as nc
+from noisecast.privacy.tuning import TrialDistribution, TrialKind
 from noisecast.question import Question
 from noisecast.sweeps import Store, estimate_seconds, run_sweep, tasks
 from noisecast.sweeps.pace import Pace
@@ -191,6 +192,19 @@ def test_an_estimate_is_of_the_right_size(tmp_path):
     began = time.monotonic()
     run_sweep(asked, tmp_path / "store", workers=0)
     assert 0.1 < said / (time.monotonic() - began) < 10
+
+
+def test_random_trials_are_drawn_once_and_for_all(tmp_path):
+    trials = TrialDistribution(TrialKind.POISSON, 5.0)
+    asked = [grid(insecure_seeds=None, runners=(nc.Training(),))]
+    tables = [run_sweep(asked, tmp_path / name, workers=0, trials=trials) for name in ("a", "a", "b", "c", "d")]
+    pd.testing.assert_frame_equal(tables[0], tables[1])
+    drawn = [len(table.drop_duplicates(["scenario", "seed"])) for table in tables]
+    assert len(set(drawn)) > 1, "Four stores that drew the same number of trials: the draw is not random."
+    ledger = Store(tmp_path / "a").ledger()
+    assert ledger.trials == trials
+    assert len(ledger.runs) == drawn[0]
+    assert {key[0] for key in ledger.runs} <= {s.id for s in asked[0].scenarios}
 
 
 def nc_root():

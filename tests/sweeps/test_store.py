@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from noisecast.sweeps import Store, run_sweep
+from noisecast.sweeps.ledger import ledger_of
 from tests.sweeps.small_sweep import questions
 
 
@@ -46,10 +47,17 @@ def test_the_order_does_not_depend_on_names(store):
     pd.testing.assert_frame_equal(found.read(), before)
 
 
-def test_the_mechanisms_come_back_as_they_were(store):
-    asked = {s.id: s for question in questions(3) for s in question.scenarios}
-    found = Store(store).mechanisms()
-    assert found == {k: (s.mechanism, s.num_steps, s.target_delta) for k, s in asked.items()}
+def test_the_ledger_comes_back_as_it_was(store):
+    assert Store(store).ledger() == ledger_of(questions(3, num_seeds=2))
+
+
+def test_a_lost_or_damaged_ledger_is_told(store):
+    (store / "ledger.json").write_text("{")
+    with pytest.raises(ValueError, match="it is damaged"):
+        Store(store).ledger()
+    (store / "ledger.json").unlink()
+    with pytest.raises(ValueError, match="there is none"):
+        Store(store).ledger()
 
 
 @pytest.mark.parametrize("how", ["truncated", "one bit", "empty"])

@@ -38,6 +38,8 @@ COMMANDS = {
     "answer": "Ask the runners (training, SDE, closed form) what a scenario file asks.",
     "forecast": "Forecast a scenario file's runs without training: losses, the best rate and clip, crossings.",
     "accuracy": "The forecast against training, over the grid of a scenario file.",
+    "sweep": "Run a grid of scenarios into a store; run it again, and it goes on where it ended.",
+    "results": "Read a store: the end of every scenario, or any question in SQL.",
     "account": "Epsilon spent by a mechanism, or the noise that a target epsilon needs.",
     "reproduce": "A figure of the paper, with its numbers and what they say of its claims.",
     "datasets": "The data sets that are read by name, and the files that `train` reads.",
@@ -46,7 +48,15 @@ for _name, _help in COMMANDS.items():
     app.command(f"noisecast.cli.{_name}:{_name}", name=_name, help=_help)
 
 # Top-level modules of the extras, and which one brings them.
-_EXTRAS = {"jax": "train", "numba": "train", "sklearn": "train", "matplotlib": "train", "randomgen": "secure"}
+_EXTRAS = {
+    "jax": "train",
+    "numba": "train",
+    "sklearn": "train",
+    "matplotlib": "train",
+    "duckdb": "train",
+    "randomgen": "secure",
+    "ray": "ray",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -121,16 +121,23 @@ def _spent(
         epsilon = step.exact_epsilon(target_delta)
         return answer(epsilon, EXACT, {EXACT: epsilon}, _zero_note(epsilon))
 
-    rdp = float(step.rdp_epsilons(np.array([step.count]), target_delta, _RDP_ORDERS)[0])
-    pld = _pld_epsilon(step, target_delta, rdp, deadline)
+    return answer(*_smaller_bound([step], target_delta, deadline))
+
+
+def _smaller_bound(
+    parts: Sequence[_Step], target_delta: float, deadline: float
+) -> tuple[float, str, dict[str, float | str], str | None]:
+    """The smaller of the PLD and the RDP bound on all parts together: epsilon, accountant, details, note."""
+    rdp = _rdp_epsilon(parts, target_delta)
+    pld = _pld_epsilon(parts, target_delta, rdp, deadline)
     details: dict[str, float | str] = {RDP: rdp, PLD: pld.epsilon if pld.epsilon < math.inf else str(pld.why)}
     epsilon, accountant = min((pld.epsilon, PLD), (rdp, RDP))
     if epsilon == math.inf:
-        return answer(epsilon, NONE, details, f"No accountant found a finite epsilon: {pld.why}")
+        return epsilon, NONE, details, f"No accountant found a finite epsilon: {pld.why}"
     note = _zero_note(epsilon)
     if pld.why is not None:
         note = f"{pld.why} The epsilon is a valid upper bound ({accountant}), looser than a finished PLD's."
-    return answer(epsilon, accountant, details, note)
+    return epsilon, accountant, details, note
 
 
 def _zero_note(epsilon: float) -> str | None:
@@ -440,8 +447,10 @@ class _Step:
     @property
     def largest_loss(self) -> float:
         """About the largest privacy loss of one step, where dp_accounting cuts the tails (10 standard deviations)."""
-        z, shift = self.noise_multiplier, self.shift if self.fixed_size else 1.0
+        z, shift = self.noise_multiplier, self.shift if self.fixed_size or self.probability == 1 else 1.0
         unsampled = shift * (10 * z + shift / 2) / z**2
+        if self.probability == 1:
+            return unsampled
         return float(np.logaddexp(math.log1p(-self.probability), math.log(self.probability) + unsampled))
 
     def pld(self, interval: float) -> Any:
@@ -507,23 +516,40 @@ class _PldAnswer:
     why: str | None
 
 
-def _pld_epsilon(step: _Step, target_delta: float, rdp_epsilon: float, deadline: float) -> _PldAnswer:
+def _rdp_epsilon(parts: Sequence[_Step], target_delta: float) -> float:
+    """Epsilon of all parts together: their Renyi divergences add up, and the best order is the whole's."""
+    from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+
+    best = math.inf
+    for orders in _RDP_ORDERS:
+        rdp = sum(part.count * part._rdp(orders) for part in parts)
+        epsilon, order = compute_epsilon(list(orders), list(np.atleast_1d(rdp)), target_delta)
+        best = min(best, float(epsilon))
+        if order < orders[-1]:  # larger orders only where the largest is still the best
+            break
+    return best
+
+
+def _pld_epsilon(parts: Sequence[_Step], target_delta: float, rdp_epsilon: float, deadline: float) -> _PldAnswer:
     """Halve the loss grid's interval until epsilon settles. Each grid's epsilon is an upper bound on its own."""
     # The FFT loses up to about `count` machine epsilons of probability: pay for them, or refuse.
-    rounding = 8 * MACHINE_EPS * step.count
+    count = sum(part.count for part in parts)
+    rounding = 8 * MACHINE_EPS * count
     if rounding > 0.1 * target_delta:
         return _PldAnswer(
-            math.inf, f"PLD was not run: float64 cannot resolve delta {target_delta:g} over {step.count} steps."
+            math.inf, f"PLD was not run: float64 cannot resolve delta {target_delta:g} over {count} steps."
         )
     if rdp_epsilon == 0:
         return _PldAnswer(0.0, None)
-    interval = min(max(min(rdp_epsilon / 500, step.largest_loss / 10), step.largest_loss / 50_000), 50.0)
-    known = min(rdp_epsilon, step.count * step.largest_loss)
+    largest = max(part.largest_loss for part in parts)
+    interval = min(max(min(rdp_epsilon / 500, largest / 10), largest / 50_000), 50.0)
+    known = min(rdp_epsilon, sum(part.count * part.largest_loss for part in parts))
     best, started = math.inf, time.monotonic()
     while True:
-        if 2 * step.largest_loss / interval > MAX_STEP_LOSSES or known / interval > MAX_TOTAL_LOSSES:
+        if 2 * largest / interval > MAX_STEP_LOSSES or known / interval > MAX_TOTAL_LOSSES:
             return _PldAnswer(best, _unfinished(best, "the grid that would settle it is too fine"))
-        composed = step.pld(interval).self_compose(step.count)
+        each = [part.pld(interval).self_compose(part.count) for part in parts]
+        composed = reduce(lambda one, other: one.compose(other), each)
         epsilon = _smallest_epsilon(composed, target_delta - rounding, known)
         if best - epsilon < STABLE * epsilon or epsilon == 0:
             return _PldAnswer(min(best, epsilon), None)

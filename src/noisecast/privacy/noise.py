@@ -31,6 +31,7 @@ class Purpose(StrEnum):
     PATHS = "paths"  # the Brownian paths of a simulated SDE
     INITIAL_PARAMS = "initial_params"
     DATA = "data"  # synthetic data and splits
+    TRIALS = "trials"  # how many random trials a sweep makes, and of what
 
 
 class SecureKey(bytes):

@@ -70,13 +70,16 @@ def refusals(scenarios: Sequence[Scenario], runners: Sequence[Runner] = RUNNERS)
 
 
 def repeats_of(
-    num_seeds: int, insecure_seeds: Sequence[int] | None, kept_root: RandomRoot | None = None
+    num_seeds: int,
+    insecure_seeds: Sequence[int] | None,
+    kept_root: RandomRoot | None = None,
+    first_seed: int = 0,
 ) -> tuple[list[int], RandomRoot]:
-    """The repeats that are asked for, and where their randomness comes from; `kept_root` instead of a new one."""
+    """The repeats that are asked for, and where their randomness comes from: `kept_root`, or a new one."""
     if insecure_seeds is None:
         if num_seeds < 1:
             raise ValueError(f"Expected num_seeds >= 1, got {num_seeds}.")
-        return list(range(num_seeds)), kept_root or RandomRoot.from_os_entropy()
+        return list(range(first_seed, first_seed + num_seeds)), kept_root or RandomRoot.from_os_entropy()
     if len(insecure_seeds) == 0 or len(set(insecure_seeds)) < len(insecure_seeds):
         raise ValueError(f"Expected insecure_seeds to be distinct numbers, at least one, got {list(insecure_seeds)}.")
     # One root for all of them: repeat r is the same run whichever other seeds stand beside it.

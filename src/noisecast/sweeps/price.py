@@ -1,4 +1,4 @@
-"""What choosing from a sweep costs: nothing on public data, every run counted, or the best of a random number of trials.
+"""What choosing from a sweep costs: nothing on public data, every run counted, or the best of random trials.
 
 A price that counts private runs covers a choice by what those runs release, scored on held-out examples, which are then
 not protected. A score of the training examples, or a forecast, is computed from private data without noise: no theorem

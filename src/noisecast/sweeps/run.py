@@ -7,13 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from noisecast import engines
+from noisecast.privacy.noise import Purpose, RandomRoot, key_for
+from noisecast.privacy.tuning import TrialDistribution
 from noisecast.question import Question
 from noisecast.runners import Training
+from noisecast.sweeps.ledger import draw_trials, ledger_of
 from noisecast.sweeps.pace import Pace
-from noisecast.sweeps.store import Finished, Store, mechanisms_as_data
+from noisecast.sweeps.store import Finished, Store
 from noisecast.sweeps.tasks import Task, code_fingerprint, tasks_of
 from noisecast.sweeps.workers import Done, in_processes, in_this_process, on_ray
 
@@ -27,6 +31,7 @@ def run_sweep(
     *,
     workers: int | None = None,
     ray: str | None = None,
+    trials: TrialDistribution | None = None,
     progress: SweepProgress = lambda share, seconds_left: None,
 ) -> pd.DataFrame:
     """Answer every question, and keep the answers in `store`: run it again, and it goes on where it ended.
@@ -39,6 +44,7 @@ def run_sweep(
       store: folder for the shards; a new one, or one that this sweep (perhaps a smaller one before) has begun.
       workers: processes; None: one a core. 0: none, all is done in this process.
       ray: address of a Ray cluster to run on instead ("auto": the one this machine belongs to; "local": its own).
+      trials: run a random number of trials instead, each of a cell drawn among the questions' (`ledger.draw_trials`).
       progress: told the share that is done and the seconds left.
     Returns: all rows of the store (`noisecast.table`), in an order that does not depend on who finished first.
     Raises:
@@ -57,8 +63,15 @@ def run_sweep(
     if workers is not None and not (isinstance(workers, int) and workers >= 0):
         raise ValueError(f"Expected workers to be a whole number >= 0, got {workers}.")
     with Store.open_for_writing(store) as opened:
+        ledger = ledger_of(questions)
+        if trials is not None:
+            drawn_from, questions = questions, draw_trials(questions, trials, _rng_of_trials(opened.root()))
+            ledger = ledger_of(questions, trials=trials, drawn_from=drawn_from)
         tasks = tasks_of(questions, opened.root())
+        if not tasks and trials is None:
+            raise ValueError("Expected at least one scenario that one of the runners can answer, got none.")
         _check_own(opened, tasks)
+        opened.write_ledger(ledger)
         done = opened.cells
         left = [rest for task in tasks if (rest := task.without(done)) is not None]
         pace = Pace(left, at_once=workers or os.cpu_count() or 1, share_done=1 - _share(left, tasks))
@@ -80,8 +93,6 @@ def estimate_seconds(questions: Sequence[Question], *, workers: int | None = Non
       questions: of the sweep.   workers: as for `run_sweep`.
     Returns: seconds; a rough number, for a person who decides whether to wait.
     """
-    from noisecast.privacy.noise import RandomRoot
-
     tasks = tasks_of(questions, RandomRoot.from_os_entropy())
     paces: dict[tuple, Callable[[int], float]] = {}
     for task in tasks:
@@ -134,8 +145,14 @@ def _seconds_to_run(task: Task) -> float:
     return seconds
 
 
+def _rng_of_trials(root: RandomRoot) -> np.random.Generator:
+    """Of the store's secret: a sweep that is run again goes on with the trials that were drawn, for good."""
+    key = key_for(Purpose.TRIALS, root=root, repeat=0)
+    return np.random.default_rng(int.from_bytes(key, "big"))
+
+
 def _share(some: Sequence[Task], all_of_them: Sequence[Task]) -> float:
-    return sum(task.work for task in some) / sum(task.work for task in all_of_them)
+    return sum(task.work for task in some) / max(sum(task.work for task in all_of_them), 1)
 
 
 def _check_own(store: Store, tasks: Sequence[Task]) -> None:
@@ -206,5 +223,4 @@ def _about(done: Done) -> Finished:
         code=code_fingerprint(),
         data=(task.scenarios[0].problem.fingerprint,),
         seconds=round(done.seconds, 3),
-        mechanisms=mechanisms_as_data(task.scenarios),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from noisecast.runners import Training
 from noisecast.sweeps.ledger import Ledger
@@ -114,8 +115,8 @@ def select(
     _check_one_problem(table)
     keys = ["scenario", "seed"] if price.only_best else ["scenario"]
     found = _ranked(_scores(table, metric, runner, last_epochs), keys, metric)
-    settings = table[SETTINGS].drop_duplicates("scenario").set_index("scenario", drop=False)
-    ranking = settings.loc[found["scenario"]].reset_index(drop=True).join(found.drop(columns="scenario"))
+    settings = table.drop_duplicates("scenario").set_index("scenario", drop=False)
+    ranking = settings.loc[found["scenario"], SETTINGS].reset_index(drop=True).join(found.drop(columns="scenario"))
     best = {name: _plain(value) for name, value in ranking.iloc[0].items()}
     choice = Choice(metric, runner, best["epsilon"], best["target_delta"])
     priced = price.priced(choice, ledger)
@@ -163,7 +164,7 @@ def _scores(table: pd.DataFrame, metric: str, runner: str, last_epochs: float) -
     if metric not in set(rows["metric"]):
         there = ", ".join(sorted(set(rows["metric"]))) or "nothing"
         raise ValueError(f"Expected {metric} among what the runner {runner} recorded, got {there}; choose from these.")
-    rows = rows.loc[rows["step"] >= _first_step(rows, last_epochs)]
+    rows = rows.loc[_is_late(rows, last_epochs)]
     # A score may look only at what it may be told by: the training loss must not decide which run has diverged.
     looked_at = rows["metric"].str.startswith(HELD_OUT) | (not metric.startswith(HELD_OUT))
     failed = ~np.isfinite(rows["value"]) | (rows["status"] == EXTRAPOLATED)
@@ -179,13 +180,13 @@ def _scores(table: pd.DataFrame, metric: str, runner: str, last_epochs: float) -
     return runs.loc[runs["finished"]].assign(score=runs["score"].mask(runs["failed"]))
 
 
-def _first_step(rows: pd.DataFrame, last_epochs: float) -> pd.Series:
-    """The first step that counts, of each row's run: an epoch is 1 / q steps."""
-    if last_epochs > 0 and rows["sampling_probability"].isna().any():
+def _is_late(rows: pd.DataFrame, last_epochs: float) -> NDArray[np.bool_]:
+    """Which rows count: those of the last step and of the last epochs, 1 / q steps each."""
+    last, q = (rows[name].to_numpy(float) for name in ("num_steps", "sampling_probability"))
+    if last_epochs > 0 and np.isnan(q).any():
         raise ValueError("Expected a data set for last_epochs, got a stream, which has no epochs; use the last step.")
-    steps = (last_epochs / rows["sampling_probability"]).fillna(0.0)
-    # Half a step more than that before the last: five epochs of 390 steps are the last 1,950 and not 1,951.
-    return rows["num_steps"] - (steps - 0.5).clip(lower=0)
+    step = rows["step"].to_numpy(float)
+    return (step == last) | (step > last - last_epochs / q)
 
 
 def _ranked(runs: pd.DataFrame, keys: list[str], metric: str) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
     store/
       shards/<hash of its bytes>.parquet   rows of one finished group, written whole or not at all
+      ledger.json                          every run that the sweep makes, for the price of choosing among them
       key                                  the secret that noise and batches are made of; its owner's alone
       manifest.json                        an index for people: rebuilt whenever the store is opened
 
@@ -14,7 +15,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,14 +26,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from noisecast.files import strict_json, why_unwritable, written_whole
-from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.noise import RandomRoot
-from noisecast.privacy.sampling import FixedSize, Poisson, Shuffled, Stream
-from noisecast.scenario import Scenario
+from noisecast.sweeps.ledger import Ledger, ledger_as_data, ledger_from
 from noisecast.table import COLUMNS, table_from
 
 _METADATA = b"noisecast"
-_SAMPLERS = {sampler.__name__: sampler for sampler in (Poisson, FixedSize, Shuffled, Stream)}
 _ORDER = ["problem", "optimizer", "expected_batch_size", "num_steps", "noise_multiplier", "l2_clip_norm",
           "learning_rate", "scenario", "runner", "seed", "step", "metric"]  # fmt: skip
 
@@ -45,16 +43,12 @@ class Finished:
       cells: ids of the runs whose rows it holds (`tasks.cell_id`).
       code: hash of the code that computed them.   data: fingerprints of their problems.
       seconds: what computing them took [s].
-      mechanisms: of each scenario, as data: the table does not say all that the price of tuning asks.
-      trials: of a sweep of random trials, their distribution and how many were drawn; None for a grid.
     """
 
     cells: tuple[str, ...]
     code: str
     data: tuple[str, ...]
     seconds: float
-    mechanisms: dict[str, dict[str, Any]]
-    trials: dict[str, Any] | None = None
 
 
 class Store:
@@ -131,10 +125,24 @@ class Store:
             temporary.write_bytes(content)
         self._read[name] = finished, content
 
-    def mechanisms(self) -> dict[str, tuple[SampledGaussian, int, float]]:
-        """(mechanism, num_steps, target_delta) of each scenario, by its id: what the price of tuning is made of."""
-        said = {k: v for finished in self.finished.values() for k, v in finished.mechanisms.items()}
-        return {k: (_mechanism_from(v), v["num_steps"], v["target_delta"]) for k, v in said.items()}
+    def ledger(self) -> Ledger:
+        """Every run that this store's sweep makes, for the price of choosing among them.
+
+        Raises: ValueError: there is none, or it cannot be read.
+        """
+        path = self.folder / "ledger.json"
+        try:
+            return ledger_from(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            reason = "there is none"
+        except (OSError, ValueError, KeyError, TypeError):
+            reason = "it is damaged"
+        raise ValueError(f"Expected {path}, which says what the sweep ran, but {reason}; run the sweep again.")
+
+    def write_ledger(self, ledger: Ledger) -> None:
+        """What the sweep is about to run: written before the first of its runs touches the data."""
+        with written_whole(self.folder / "ledger.json") as temporary:
+            temporary.write_text(json.dumps(ledger_as_data(ledger)), encoding="utf-8")
 
     def read(self) -> pd.DataFrame:
         """All rows, in an order that does not depend on who finished first."""
@@ -147,7 +155,7 @@ class Store:
 
     def write_manifest(self, about: dict[str, Any]) -> None:
         """An index for people; nothing reads it."""
-        shards = {name: asdict(f) | {"cells": len(f.cells), "mechanisms": len(f.mechanisms)}
+        shards = {name: asdict(f) | {"cells": len(f.cells)}
                   for name, f in sorted(self.finished.items())}  # fmt: skip
         with written_whole(self.folder / "manifest.json") as temporary:
             temporary.write_text(strict_json(about | {"runs": len(self.cells), "shards": shards}), encoding="utf-8")
@@ -158,7 +166,7 @@ class Store:
 
     def _sweep_up(self) -> None:
         """Remove what a killed writer left half-written: hidden, and never read."""
-        for path in [*self._shards.glob(".*"), *self.folder.glob(".key.*"), *self.folder.glob(".manifest.json.*")]:
+        for path in [*self._shards.glob(".*"), *self.folder.glob(".key.*"), *self.folder.glob(".*.json.*")]:
             path.unlink(missing_ok=True)
 
 
@@ -191,25 +199,3 @@ def _read_shard(path: Path) -> tuple[Finished, bytes]:
 def is_store(folder: str | Path) -> bool:
     """Whether there is a store, not whether it is whole."""
     return os.path.isdir(Path(folder) / "shards")
-
-
-def mechanisms_as_data(scenarios: Sequence[Scenario]) -> dict[str, dict[str, Any]]:
-    """Each scenario's mechanism, number of steps and delta as plain data, by the scenario's id."""
-    return {
-        s.id: {
-            "sampler": {"kind": type(s.mechanism.sampler).__name__, **vars(s.mechanism.sampler)},
-            "adjacency": str(s.mechanism.adjacency),
-            "noise_multiplier": s.mechanism.noise_multiplier,
-            "l2_clip_norm": s.mechanism.l2_clip_norm,
-            "num_steps": s.num_steps,
-            "target_delta": s.target_delta,
-        }
-        for s in scenarios
-    }
-
-
-def _mechanism_from(data: dict[str, Any]) -> SampledGaussian:
-    settings = dict(data["sampler"])
-    sampler = _SAMPLERS[settings.pop("kind")](**settings)
-    numbers = {name: data[name] for name in ("noise_multiplier", "l2_clip_norm")}
-    return SampledGaussian(**numbers, sampler=sampler, adjacency=Adjacency(data["adjacency"]))

@@ -82,11 +82,11 @@ def tasks_of(questions: Sequence[Question], root: RandomRoot) -> list[Task]:
     Args:
       questions: of the sweep; scenarios that a runner cannot answer are left out (`noisecast.runners.refusals`).
       root: where the randomness of questions without insecure seeds comes from.
-    Raises: ValueError: no scenario, record_at out of range, or nothing that any runner can answer.
+    Raises: ValueError: record_at out of range, or impossible seeds.
     """
     tasks = []
     for question in questions:
-        repeats, of_question = repeats_of(question.num_seeds, question.insecure_seeds, root)
+        repeats, of_question = repeats_of(question.num_seeds, question.insecure_seeds, root, question.first_seed)
         last = max((scenario.num_steps for scenario in question.scenarios), default=0)
         if question.record_at and not 0 <= min(question.record_at) <= max(question.record_at) <= last:
             raise ValueError(
@@ -106,8 +106,6 @@ def tasks_of(questions: Sequence[Question], root: RandomRoot) -> list[Task]:
                         root=of_question,
                     )
                 )
-    if not tasks:
-        raise ValueError("Expected at least one scenario that one of the runners can answer, got none.")
     return _without_repetition(tasks)
 
 

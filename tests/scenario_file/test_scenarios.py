@@ -10,7 +10,7 @@ from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.sampling import FixedSize, Poisson, Stream
 from noisecast.scenario_file import OPTIMIZER_NAMES, ScenarioFileError, read_scenario_file
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 SETTINGS = "num_steps = 100\n"
 PROBLEM = """
@@ -155,6 +155,8 @@ def test_three_mistakes_are_reported_at_once(ask):
         ("[0.5, 1.0]", "1\ntarget_epsilon = 1", "noise_multiplier or target_epsilon, got both"),
         ("noise_multiplier = [0.5, 1.0]", "target_epsilon = 0", "target_epsilon > 0, got 0"),
         ("batch_size = 64", "batch_size = -1", "[mechanism] batch_size > 0, got -1"),
+        ("batch_size = 64", "batch_size = 64.5", "whole number of fresh examples, got 64.5."),
+        ("num_steps = 100", "num_epochs = 100", "a quadratic problem are fresh at every step and make no epochs"),
         ("batch_size = 64", 'batch_size = 64\nsampler = "poisson"', "fresh examples at every step, got poisson"),
         ('"dp-sgd"', '"dp-sdg"', "(meant: 'dp-sgd'?)"),
         ("learning_rate = [0.1, 0.2]", "learning_rate = 0.1\nb1 = 0.5", "without b1, which dp-sgd does not have"),

@@ -1,0 +1,110 @@
+"""`noisecast results`: what lies in a store."""
+
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+from cyclopts import Parameter
+from rich.table import Table
+
+from noisecast.cli.answer import summaries
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
+from noisecast.files import why_unwritable, written_whole
+from noisecast.sweeps import Store
+from noisecast.table import write_table
+
+ROWS_SHOWN = 50
+
+
+def results(
+    store: Annotated[Path, Parameter(help="Folder that `noisecast sweep` wrote.")],
+    /,
+    *,
+    sql: Annotated[
+        str | None, Parameter(help="A DuckDB query of the table `results`, one row a number; see --columns.")
+    ] = None,
+    columns: Annotated[bool, Parameter(negative=(), help="List the columns and metrics of `results`.")] = False,
+    metric: Annotated[str, Parameter(help="What to show of each scenario at its end.")] = "loss",
+    output: Annotated[Path | None, Parameter(help="Write all rows shown to a .csv or .parquet file.")] = None,
+    json: Json = False,
+) -> None:
+    """Read a store: the end of every scenario, or any question in SQL. All metrics are non-private."""
+    _check_output(output)
+    table = Store(store).read()
+    if columns:
+        rows = pd.DataFrame({"column": table.columns, "type": [str(t) for t in table.dtypes]})
+    elif sql is not None:
+        rows = query(table, sql)
+    else:
+        known = sorted(set(table["metric"]))
+        if metric not in known:
+            raise ValueError(
+                f"Expected a metric among {', '.join(known) or 'none: the store is empty'}, got '{metric}'."
+            )
+        rows = pd.DataFrame(summaries(table, metric)).sort_values(["optimizer", "noise_multiplier", "mean"])
+        rows = rows.drop(columns=["step", "num_steps", "nominal_epsilon"])
+    if output is not None:
+        _write(rows, table if sql is None and not columns else None, output)
+    if json:
+        print_json({"rows": rows.to_dict("records")})
+        return
+    to_reader().print(_shown(rows, f"{store} (non_private)"))
+
+
+def query(table: pd.DataFrame, sql: str) -> pd.DataFrame:
+    """Rows that a DuckDB query selects from the table, by the name `results`; it reads no file.
+
+    Raises: ValueError with DuckDB's reason.
+    """
+    import duckdb
+
+    with duckdb.connect(":memory:") as connection:
+        connection.register("results", table)
+        # After this a query sees nothing but the table: not this machine's files, not the network.
+        connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+        try:
+            return connection.execute(sql).fetch_df()
+        except duckdb.Error as error:
+            reason = str(error).split("\n")[0]
+            raise ValueError(f"Expected a query of the table `results`, got an error: {reason}") from None
+
+
+def _check_output(output: Path | None) -> None:
+    if output is None:
+        return
+    if output.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"Expected an output that ends in .csv or .parquet, got {output}.")
+    if (reason := why_unwritable(output.absolute())) is not None:
+        raise ValueError(reason)
+
+
+def _write(rows: pd.DataFrame, whole: pd.DataFrame | None, output: Path) -> None:
+    """What was asked for: all rows of the store, or those of a query."""
+    if output.suffix == ".parquet" and whole is not None:
+        write_table(whole, output)
+        return
+    frame = rows if whole is None else whole
+    with written_whole(output) as temporary:
+        if output.suffix == ".csv":
+            frame.to_csv(temporary, index=False)
+        else:
+            frame.to_parquet(temporary, index=False)
+
+
+def _shown(rows: pd.DataFrame, title: str) -> Table:
+    caption = f"{len(rows):,} rows"
+    if len(rows) > ROWS_SHOWN:
+        caption = f"The first {ROWS_SHOWN} of {len(rows):,} rows; --output FILE.csv for all of them"
+    table = Table(title=title, caption=caption + ".", **TABLE_STYLE)
+    for name in rows.columns:
+        is_number = pd.api.types.is_numeric_dtype(rows[name])
+        table.add_column(str(name).replace("_", " "), justify="right" if is_number else "left", overflow="fold")
+    for row in rows.head(ROWS_SHOWN).itertuples(index=False):
+        table.add_row(*(_cell(value) for value in row))
+    return table
+
+
+def _cell(value) -> str:
+    if value is None or value is pd.NA:
+        return number(None)
+    return number(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

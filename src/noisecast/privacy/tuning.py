@@ -1,0 +1,266 @@
+"""What choosing among runs costs: all of them counted, or the best of a random number of trials.
+
+`epsilon_spent` is the price of one run. Whoever looks at several runs on private data and keeps one has spent more.
+
+All counted. Runs that draw batches of their own compose as their steps do. Runs that share their batches (in a sweep,
+those of one seed) do not: a record that is in the batch is in all of them, so being left out of it protects once and
+not once a run. In units of each run's noise its sums move by at most (1/z_1, ..., 1/z_k), a vector of length
+(sum_i z_i^-2)^(1/2), whatever the clips. Such steps are one step with z = (sum_i z_i^-2)^(-1/2): the worst cases of
+`accounting` bound a sum by its length alone, in any number of dimensions. Without amplification by sampling sharing
+makes no difference.
+
+Best of a random number. Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy" (ICLR 2022): K is
+drawn, K independent trials are run, the best is released, and neither K nor another trial ever is. With one trial's
+Renyi bounds e(a) at the orders a, the best has at order a > 1
+
+* K truncated negative binomial with shape h and stopping probability g (Theorem 2), for any order b >= 1:
+    e(a) + (1 + h) (1 - 1/b) e(b) + (1 + h) log(1/g) / b + log(E K) / (a - 1);
+* K Poisson with mean m (Theorem 6), for a trial that is (e', d')-DP with exp(e') <= 1 + 1/(a - 1):
+    e(a) + m d' + log(m) / (a - 1).
+
+One trial draws its cell among all cells, without looking at the data, and then runs it. Its divergence at an order is
+at most that of the worst cell, so e(a) is the largest over the cells: also over those that happened not to be drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from noisecast.privacy.accounting import (
+    _RDP_ORDERS,
+    EXACT,
+    NONE,
+    RDP,
+    PrivacySpent,
+    _check_delta,
+    _smaller_bound,
+    _Step,
+)
+from noisecast.privacy.mechanism import Adjacency, SampledGaussian
+
+ALL_ORDERS = tuple(order for ladder in _RDP_ORDERS for order in ladder)
+Cell = tuple[SampledGaussian, int]  # what every step of a run releases, and how many there are
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as accounting sees it.
+
+    Args:
+      mechanism: what every step released.   num_steps: T >= 0.
+      batches: a name of the random batches that it drew; runs of one name drew the same, others independently.
+    """
+
+    mechanism: SampledGaussian
+    num_steps: int
+    batches: str
+
+
+def composed_epsilon(runs: Sequence[Run], *, target_delta: float, time_limit_s: float = 30.0) -> PrivacySpent:
+    """The (epsilon, delta) of releasing all runs: the smaller of a PLD and an RDP upper bound.
+
+    Args:
+      runs: every run that touched the data, each time that it did; at least one.
+      target_delta: 0 < delta < 1.   time_limit_s: as for `epsilon_spent` [s].
+    Raises: ValueError for runs whose guarantees speak of different neighbours, or that share batches of two samplers.
+
+    >>> from noisecast.privacy.sampling import Poisson
+    >>> mechanism = SampledGaussian(noise_multiplier=4.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
+    >>> for names in ("a", "ab", "aa"):
+    ...     spent = composed_epsilon([Run(mechanism, 5_000, name) for name in names], target_delta=1e-5)
+    ...     print(round(spent.epsilon, 2))
+    0.15
+    0.21
+    0.22
+    """
+    _check_delta(target_delta)
+    adjacency = _common_adjacency([run.mechanism for run in runs])
+    deadline = time.monotonic() + time_limit_s
+
+    def answer(epsilon: float, accountant: str, details: dict[str, float | str], note: str | None) -> PrivacySpent:
+        return PrivacySpent(epsilon, target_delta, accountant, adjacency, None, details, note)
+
+    if any(run.mechanism.noise_multiplier == 0 and run.num_steps > 0 for run in runs):
+        return answer(math.inf, NONE, {NONE: math.inf}, "A run without noise has no guarantee.")
+    parts = _parts(runs, adjacency)
+    if not parts:
+        return answer(0.0, NONE, {NONE: 0.0}, "No step was taken, so nothing was released.")
+    if all(part.probability == 1 for part in parts):
+        epsilon = parts[0].exact_epsilon(target_delta)
+        return answer(epsilon, EXACT, {EXACT: epsilon}, None)
+    return answer(*_smaller_bound(parts, target_delta, deadline))
+
+
+def _common_adjacency(mechanisms: Sequence[SampledGaussian]) -> Adjacency:
+    if not mechanisms:
+        raise ValueError("Expected at least one run, got none.")
+    kinds = {(m.adjacency, m.sampler.neighbours(m.adjacency)) for m in mechanisms}
+    if len(kinds) > 1:
+        said = " and ".join(sorted(f"{neighbours} one record ({adjacency})" for adjacency, neighbours in kinds))
+        raise ValueError(
+            f"Expected runs whose guarantees have the same neighbours, got {said}; these do not add up: use samplers "
+            "of one kind and one adjacency."
+        )
+    return mechanisms[0].adjacency
+
+
+def _parts(runs: Sequence[Run], adjacency: Adjacency) -> list[_Step]:
+    """The runs as independent parts: all unsampled steps in one, and sampled ones with those that share their batch."""
+    inverse_squares = []
+    sharing: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        mechanism = run.mechanism
+        mechanism.dp_event(run.num_steps)  # checks num_steps
+        step = _Step.of(mechanism.sampler, mechanism.noise_multiplier, adjacency, int(run.num_steps))
+        if step.count and step.probability == 1:
+            inverse_squares.append(step.count / step.noise_multiplier**2)
+        elif step.count:
+            sharing[run.batches].append(run)
+    counts: Counter = Counter()
+    for together in sharing.values():
+        counts.update(_shared_steps(together))
+    parts = [_Step.of(sampler, z, adjacency, count) for (sampler, z), count in counts.items()]
+    if inverse_squares:
+        parts.insert(0, _Step(_combined(inverse_squares), 1.0, adjacency, False, 1))
+    return parts
+
+
+def _shared_steps(runs: Sequence[Run]) -> Counter:
+    """How often runs that share their batches take a step of each (sampler, z): the shorter ones drop out."""
+    samplers = {run.mechanism.sampler for run in runs}
+    if len(samplers) > 1:
+        raise ValueError(f"Expected runs that share their batches to share their sampler, got {len(samplers)} of them.")
+    sampler, counts, before = samplers.pop(), Counter(), 0
+    for last in sorted({run.num_steps for run in runs}):
+        multipliers = [run.mechanism.noise_multiplier for run in runs if run.num_steps >= last]
+        z = multipliers[0] if len(multipliers) == 1 else _combined([1 / z**2 for z in multipliers])
+        counts[sampler, z] += last - before
+        before = last
+    return counts
+
+
+def _combined(inverse_squares: Sequence[float]) -> float:
+    """(sum_i z_i^-2)^(-1/2), rounded down to the private side."""
+    return (1 - 1e-12) / math.sqrt(math.fsum(inverse_squares))
+
+
+class TrialKind(StrEnum):
+    """The law of a random number of trials."""
+
+    GEOMETRIC = "geometric"
+    LOGARITHMIC = "logarithmic"
+    POISSON = "poisson"
+
+
+@dataclass(frozen=True)
+class TrialDistribution:
+    """How many trials are run: K, drawn once, before the first trial and whatever the data are.
+
+    K must stay secret for ever: the guarantee is lost to whoever learns it, or learns how any trial but the best went.
+    So must K not be drawn again because it was large, small or 0, and no trial be left out.
+
+      geometric     P(K = k) = g (1 - g)^(k - 1), g = 1 / mean                      shape 1
+      logarithmic   P(K = k) = (1 - g)^k / (k log(1/g)), mean (1/g - 1) / log(1/g)  shape 0
+      poisson       P(K = k) = mean^k e^(-mean) / k!
+
+    The geometric law has the lighter tail; the logarithmic one costs less epsilon and is often 1. Under a Poisson law K
+    may be 0: then nothing is trained or selected, and "no model" is what is released.
+
+    Args:
+      kind: of law.   mean: E K; >= 1, finite.
+    Raises: ValueError when the mean is out of range.
+
+    >>> TrialDistribution(TrialKind.GEOMETRIC, 49).stopping_probability
+    0.02040816326530612
+    """
+
+    kind: TrialKind
+    mean: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", TrialKind(self.kind))
+        if not 1 <= self.mean < math.inf:
+            raise ValueError(f"Expected a finite mean number of trials >= 1, got {self.mean}.")
+
+    @property
+    def shape(self) -> float:
+        """Of the truncated negative binomial law, whose limit the Poisson law is."""
+        return {TrialKind.GEOMETRIC: 1.0, TrialKind.LOGARITHMIC: 0.0, TrialKind.POISSON: math.inf}[self.kind]
+
+    @property
+    def stopping_probability(self) -> float | None:
+        """g of the geometric and the logarithmic law; None for the Poisson law, which has none."""
+        if self.kind == TrialKind.POISSON:
+            return None
+        return 1 / self.mean if self.kind == TrialKind.GEOMETRIC or self.mean == 1 else math.exp(-self._log_inverse())
+
+    def _log_inverse(self) -> float:
+        """u = log(1/g) of the logarithmic law, with mean (e^u - 1) / u, rounded so that no more trials are drawn."""
+        low, high = 0.0, 2 * math.log(self.mean) + 2
+        while True:
+            middle = (low + high) / 2
+            if middle in (low, high):
+                return low * (1 - 1e-12)
+            low, high = (middle, high) if math.expm1(middle) <= middle * self.mean else (low, middle)
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """K.
+
+        Args:
+          rng: from the operating system's entropy, `numpy.random.default_rng()`: a seed that is known tells K.
+        """
+        if self.kind == TrialKind.POISSON:
+            return int(rng.poisson(self.mean))
+        if self.kind == TrialKind.GEOMETRIC or self.mean == 1:
+            return int(rng.geometric(1 / self.mean))
+        return int(rng.logseries(-math.expm1(-self._log_inverse())))
+
+
+def repeat_select_epsilon(cells: Sequence[Cell], *, trials: TrialDistribution, target_delta: float) -> PrivacySpent:
+    """The (epsilon, delta) of releasing the best of a random number of trials, and nothing else of them.
+
+    Args:
+      cells: all that a trial may draw, with (mechanism, num_steps) of each; at least one.
+      trials: the law that the number of trials was really drawn from.
+      target_delta: 0 < delta < 1.
+    Raises: ValueError for cells whose guarantees speak of different neighbours.
+
+    Valid when: trials are independent (batches too), each draws its cell without looking at the data, and the best is
+    told by what the trial itself releases or by data that the guarantee does not cover.
+
+    >>> from noisecast.privacy.sampling import Poisson
+    >>> mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
+    >>> for kind in TrialKind:
+    ...     trials = TrialDistribution(kind, 49)
+    ...     spent = repeat_select_epsilon([(mechanism, 39_000)], trials=trials, target_delta=1e-5)
+    ...     print(kind, round(spent.epsilon, 2))
+    geometric 6.88
+    logarithmic 5.62
+    poisson 18.65
+    """
+    from dp_accounting.rdp.rdp_privacy_accountant import _compute_rdp_repeat_and_select, compute_epsilon
+
+    _check_delta(target_delta)
+    adjacency = _common_adjacency([mechanism for mechanism, _ in cells])
+    for mechanism, num_steps in cells:
+        mechanism.dp_event(num_steps)  # checks num_steps
+    steps = {_Step.of(m.sampler, m.noise_multiplier, adjacency, int(num_steps)) for m, num_steps in cells}
+    steps = {step for step in steps if step.count}
+    if any(step.noise_multiplier == 0 for step in steps):
+        note = "A cell without noise has no guarantee, and any trial may draw it."
+        return PrivacySpent(math.inf, target_delta, NONE, adjacency, None, {NONE: math.inf}, note)
+    if not steps:
+        note = "No step is taken, so nothing is released."
+        return PrivacySpent(0.0, target_delta, NONE, adjacency, None, {NONE: 0.0}, note)
+    one_trial = np.max([step.count * step._rdp(ALL_ORDERS) for step in steps], axis=0)
+    # dp_accounting's public event takes only divergences that it computes itself, not those of our worst cases.
+    best = _compute_rdp_repeat_and_select(ALL_ORDERS, one_trial, trials.mean, trials.shape)
+    epsilon = float(compute_epsilon(list(ALL_ORDERS), list(best), target_delta)[0])
+    return PrivacySpent(epsilon, target_delta, RDP, adjacency, None, {RDP: epsilon}, None)

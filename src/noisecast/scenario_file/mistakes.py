@@ -1,0 +1,83 @@
+"""Every mistake as a sentence: expected, got, way out."""
+
+import difflib
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from noisecast.scenario_file.values import LIST, RANGE
+
+_T = TypeVar("_T", bound=BaseModel)
+
+
+class ScenarioFileError(ValueError):
+    """Every mistake of a scenario or sweep file at once, one sentence each."""
+
+    def __init__(self, mistakes: Iterable[str]):
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(self.mistakes))
+
+
+def checked(model: type[_T], table: Any, where: str, mistakes: list[str]) -> _T | None:
+    """`table` as a `model`, or None after adding to `mistakes`; `where` names the table, as "[problem] "."""
+    if not isinstance(table, dict):
+        got = "none; add one" if table is None else "a list; write one" if isinstance(table, list) else f"{table!r}"
+        mistakes.append(f"Expected a table {bare(where)}, got {got}.")
+        return None
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        meant = as_meant(table, model)
+        # One mistake, not two: a misspelt key is not missing as well.
+        errors = [e for e in errors if e["type"] != "missing" or e["loc"][-1] not in meant]
+        mistakes += [_sentence(each, where, model, table) for each in errors]
+        return None
+
+
+def bare(where: str) -> str:
+    """The name of a table without what leads on to a key."""
+    return where.strip().removesuffix(":")
+
+
+def as_meant(table: dict, model: type[BaseModel]) -> set[str]:
+    """The keys of a table, misspelt ones as they were meant."""
+    return {key if key in model.model_fields else closest(key, model.model_fields) or key for key in table}
+
+
+def closest(name: str, names: Collection[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, names, n=1)), None)
+
+
+def not_among(what: str, got: Any, names: Collection[str]) -> str:
+    close = closest(str(got), names)
+    hint = f"; did you mean '{close}'?" if close else "."
+    return f"Expected {what} to be one of {', '.join(names)}, got {'nothing' if got is None else repr(got)}{hint}"
+
+
+def _sentence(error: Any, where: str, model: type[BaseModel], table: dict) -> str:
+    """One of pydantic's errors in our form."""
+    place = tuple(part for part in error["loc"] if part not in (LIST, RANGE))
+    # A single number was made a list of one: its place in that list is not the reader's concern.
+    if len(place) > 1 and isinstance(place[1], int) and not isinstance(table[place[0]], list):
+        place = place[:1]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    got, context = error["input"], error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            close = closest(name, model.model_fields)
+            hint = f"did you mean '{close}'?" if close else f"there are {', '.join(model.model_fields)}."
+            return f"{where}has no key '{name}'; {hint}".strip()
+        case "missing":
+            return f"Expected {where}{name}, got nothing; add it."
+        case "value_error":
+            return f"Expected {(where + name).strip()} to be {context['error']}."
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal" as bound:
+            sign = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}[bound]
+            return f"Expected {where}{name} {sign} {next(iter(context.values())):g}, got {got}."
+        case "too_short":
+            return f"Expected at least one value in {where}{name}, got none."
+        case _:
+            wanted = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+            return f"Expected {where}{name} to be of the kind '{wanted}', got {got!r}."
