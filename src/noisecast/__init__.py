@@ -38,8 +38,16 @@ _HOMES = {
     "answer": "noisecast.runners",
     "forecast_best": "noisecast.forecasting",
     "forecast_crossing": "noisecast.forecasting",
+    "Compose": "noisecast.sweeps.selection",
+    "Public": "noisecast.sweeps.selection",
+    "RepeatSelect": "noisecast.sweeps.selection",
     "Store": "noisecast.sweeps",
+    "TrialDistribution": "noisecast.privacy.tuning",
+    "TrialKind": "noisecast.privacy.tuning",
+    "composed_epsilon": "noisecast.privacy.tuning",
+    "repeat_select_epsilon": "noisecast.privacy.tuning",
     "run_sweep": "noisecast.sweeps",
+    "select": "noisecast.sweeps.selection",
     "train": "noisecast.release",
 }
 

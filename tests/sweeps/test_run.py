@@ -207,6 +207,27 @@ def test_random_trials_are_drawn_once_and_for_all(tmp_path):
     assert {key[0] for key in ledger.runs} <= {s.id for s in asked[0].scenarios}
 
 
+@pytest.mark.parametrize("other", [TrialDistribution(TrialKind.POISSON, 12.0), None])
+def test_trials_are_not_drawn_again_after_looking(tmp_path, other):
+    asked = [grid(insecure_seeds=None, runners=(nc.Training(),))]
+    drawn = TrialDistribution(TrialKind.GEOMETRIC, 2.0)
+    run_sweep(asked, tmp_path / "store", workers=0, trials=drawn)
+    before = Store(tmp_path / "store").ledger()
+    with pytest.raises(ValueError, match=r"holds|drawing again"):
+        run_sweep(asked, tmp_path / "store", workers=0, trials=other)
+    with pytest.raises(ValueError, match=r"other cells|does not ask for"):
+        run_sweep([grid(insecure_seeds=None, runners=(nc.Training(),), scenarios=asked[0].scenarios[:3])],
+                  tmp_path / "store", workers=0, trials=drawn)  # fmt: skip
+    assert Store(tmp_path / "store").ledger() == before
+
+
+def test_a_grid_does_not_become_trials(tmp_path):
+    asked = [grid(insecure_seeds=None, runners=(nc.Training(),))]
+    run_sweep(asked, tmp_path / "store", workers=0)
+    with pytest.raises(ValueError, match=r"does not ask for|drawing again"):
+        run_sweep(asked, tmp_path / "store", workers=0, trials=TrialDistribution(TrialKind.GEOMETRIC, 2.0))
+
+
 def nc_root():
     from noisecast.privacy.noise import RandomRoot
 

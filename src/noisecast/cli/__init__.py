@@ -40,8 +40,9 @@ COMMANDS = {
     "accuracy": "The forecast against training, over the grid of a scenario file.",
     "sweep": "Run a grid of scenarios into a store; run it again, and it goes on where it ended.",
     "results": "Read a store: the end of every scenario, or any question in SQL.",
+    "select": "The best settings of a sweep, and what choosing them cost in privacy.",
     "account": "Epsilon spent by a mechanism, or the noise that a target epsilon needs.",
-    "reproduce": "A figure of the paper, with its numbers and what they say of its claims.",
+    "reproduce": "The paper's figures: each with its numbers and what they say of its claims.",
     "datasets": "The data sets that are read by name, and the files that `train` reads.",
 }
 for _name, _help in COMMANDS.items():
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        return _complain(_os_sentence(error))
+        return _complain(_os_sentence(error, arguments))
     except ImportError as error:
         missing = _missing_extra(error)
         if missing is None:
@@ -142,9 +143,11 @@ def _usage_sentence(error: CycloptsError) -> str:
     return f"{sentence} See: noisecast {command} --help"
 
 
-def _os_sentence(error: OSError) -> str:
+def _os_sentence(error: OSError, arguments: Sequence[str]) -> str:
     where = f"{error.filename}: " if error.filename else ""
-    kept = "; what was trained is in its checkpoint, go on with --resume" if error.errno == errno.ENOSPC else ""
+    kept = ""
+    if error.errno == errno.ENOSPC and "train" in arguments[:1]:
+        kept = "; what was trained is in its checkpoint, go on with --resume"
     return f"{where}{error.strerror or error}; free or choose another place and try again{kept}."
 
 

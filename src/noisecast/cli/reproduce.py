@@ -1,74 +1,344 @@
-"""`noisecast reproduce`: a figure of the paper, with its numbers."""
+"""`noisecast reproduce`: the paper's figures, each with its frame and with its claims beside the numbers."""
 
+import difflib
+import importlib
+import math
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.table import Table
+from rich.text import Text
 
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
-from noisecast.cli.progress import share_progress
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, to_watcher
+from noisecast.cli.progress import duration, sweep_progress
 from noisecast.files import why_unwritable, written_whole
-from noisecast.reproduction import fig_sde
-from noisecast.table import write_table
 
-FIGURES = {"fig-sde": fig_sde}
+Scale = Literal["quick", "paper"]
+ALL = "all"
+PICTURES = ("png", "pdf", "svg")
+WIDTH = 100  # of the table of claims in a file or a pipe
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What can be said of a figure without importing it: its question, and the data sets it needs."""
+
+    asks: str
+    datasets: tuple[str, ...] = ()
+
+
+TASKS = ("imdb", "movielens", "forum500")
+FIGURES: dict[str, Figure] = {
+    "fig-floors": Figure("final loss against the noise multiplier: the floors and their slopes", TASKS),
+    "fig-speed": Figure("speed of training at six privacy levels: whose depends on epsilon", TASKS),
+    "fig-threshold": Figure("epsilon below which the adaptive methods win, against the batch size", TASKS),
+    "fig-protocol-b": Figure("loss and best learning rate when all is tuned at every epsilon", TASKS),
+    "fig-sde": Figure("the optimizers against their SDEs, unified and as printed"),
+    "fig-stationary": Figure("mean and variance of the weights against the stationary theorems"),
+    "fig-hypergeometric": Figure("what the normalised-gradient lemmas neglect, and when that counts"),
+    "table-tuned": Figure("the paper's table of tuned learning rates and clip norms (Protocol A)", TASKS),
+}
 
 
 def reproduce(
-    figure: Annotated[Literal["fig-sde"], Parameter(help="Which figure: fig-sde.")],
+    figure: Annotated[
+        str | None, Parameter(help="Which figure or table, by name, or all of them; left out: the list of names.")
+    ] = None,
     *,
     scale: Annotated[
-        Literal["quick", "paper"], Parameter(help="quick: 16 runs, about a minute; paper: its 200 runs, some minutes.")
+        Scale, Parameter(help="quick: minutes, and still showing the claim; paper: the paper's grid, runs and epochs.")
     ] = "quick",
-    output: Annotated[Path, Parameter(help="Folder for the picture and the table.")] = Path("noisecast-figures"),
+    output: Annotated[Path, Parameter(help="Folder for pictures, frames, claims and stores.")] = Path(
+        "noisecast-figures"
+    ),
+    data: Annotated[Path | None, Parameter(help="Folder with the data sets. Default: NOISECAST_DATA.")] = None,
+    workers: Annotated[int | None, Parameter(help="Processes; one a core by default, 0 for none.")] = None,
+    estimate: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Say how long it would take, and stop.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """A figure of the paper by one command, its claims beside its numbers."""
+    """A figure of the paper, with its numbers and what they say of its claims. Run it again, and it goes on."""
+    if figure is None:
+        _list(json)
+        return
+    if figure not in (*FIGURES, ALL):
+        raise ValueError(f"Expected a figure among {', '.join(FIGURES)}, or all, got '{figure}'{_meant(figure)}")
+    if workers is not None and workers < 0:
+        raise ValueError(f"Expected --workers to be a whole number >= 0, got {workers}.")
+    names = list(FIGURES) if figure == ALL else [figure]
+    order = _Order(scale=scale, output=output, data=data, workers=workers)
+    if estimate:
+        _say_estimates(names, order, json)
+        return
+    _check_folder(output)
+    results, refused = [], {}
+    for name in names:
+        try:
+            result = _reproduce(name, order)
+        except ValueError as error:  # no data, or a store of something else: one sentence, and the others go on
+            if figure != ALL:
+                raise
+            refused[name] = str(error)
+            _say(f"{name} is not reproduced. {error}\n")
+            continue
+        results.append(result)
+        if not json:
+            _print_result(result)
+    if json:
+        print_json({"scale": scale, "figures": results, "refused": refused})
+    elif figure == ALL:
+        to_reader().print(_summary(results, refused))
+    if refused:
+        raise ValueError(f"Not reproduced, for the reasons above: {', '.join(refused)}.")
+
+
+@dataclass(frozen=True)
+class _Order:
+    scale: Scale
+    output: Path
+    data: Path | None
+    workers: int | None
+
+    def store(self, name: str) -> Path:
+        """A store is of one sweep, so each scale has its own."""
+        return self.output / "stores" / f"{name}-{self.scale}"
+
+
+class _NoData(ValueError):
+    """One sentence: which data a figure lacks, and how to get them."""
+
+
+# --- One figure -------------------------------------------------------------------------------------------------------
+
+
+def _reproduce(name: str, order: _Order) -> dict[str, Any]:
+    """Say how long it will take, compute, write; what is to be shown."""
+    from noisecast.problems.datasets import DataError
+
+    _check_data(name, order.data)
+    module = importlib.import_module(f"noisecast.reproduction.{name.replace('-', '_')}")
+    began = time.monotonic()
+    try:
+        _say(f"{name}, {order.scale} scale. {module.TITLE}. {_expectation(module, name, order)}")
+        if not _is_computed_whole(module):
+            order.store(name).parent.mkdir(exist_ok=True)
+        with sweep_progress(name) as progress:
+            table = module.run(
+                order.scale, data_dir=order.data, store=order.store(name), workers=order.workers, progress=progress
+            )
+    except DataError as error:
+        raise _NoData(f"{name} lacks data: {error}") from None
+    except KeyboardInterrupt as interruption:
+        raise KeyboardInterrupt(str(interruption) or f"Interrupted in {name}; {_what_is_kept(module)}.") from None
+    frame = module.data(table)
+    claims = module.claims(frame)
+    files = _write(module, name, order.output, table, frame, claims)
+    return {
+        "name": name,
+        "title": module.TITLE,
+        "scale": order.scale,
+        "seconds": round(time.monotonic() - began, 1),
+        "claims": [_as_data(claim) for claim in claims],
+        "files": [str(file) for file in files],
+    }
+
+
+def _is_computed_whole(module: Any) -> bool:
+    """Whether it takes so little time that it needs no store: then it states its seconds."""
+    return hasattr(module, "SECONDS")
+
+
+def _what_is_kept(module: Any) -> str:
+    if _is_computed_whole(module):
+        return "it takes little time and starts anew"
+    return "what was finished is kept, the same command goes on"
+
+
+def _expectation(module: Any, name: str, order: _Order) -> str:
+    """How long, where that is worth the trial that finds it out: not before minutes, and not once begun."""
+    if _is_computed_whole(module):
+        return f"About {duration(_seconds(module, order))}."
+    if order.store(name).exists():
+        return f"It goes on with what is in {order.store(name)}."
+    if order.scale == "quick":
+        return "It takes minutes."
+    _say(f"{name}, {order.scale} scale: some short trials, to say how long it will take.")
+    return f"About {duration(_seconds(module, order))}; interrupted, the same command goes on."
+
+
+def _seconds(module: Any, order: _Order) -> float:
+    """By trial where it is a sweep; else as once measured."""
+    if _is_computed_whole(module):
+        return float(module.SECONDS[order.scale])
+    from noisecast.sweeps import estimate_seconds
+
+    return estimate_seconds(module.questions(order.scale, order.data), workers=order.workers)
+
+
+def _as_data(claim: Any) -> dict[str, Any]:
+    """With Python's own numbers: NumPy's are no JSON."""
+    numbers = {name: float(getattr(claim, name)) for name in ("value", "low", "high")}
+    return vars(claim) | numbers | {"holds": bool(claim.holds)}
+
+
+def _write(module: Any, name: str, output: Path, table: Any, frame: Any, claims: list) -> list[Path]:
+    """Pictures, the frame that is drawn, all rows, and the claims; each file whole or not at all."""
+    from noisecast.reproduction.claims import claims_frame
+
+    decided = claims_frame(claims)
+    files = {suffix: output / f"{name}.{suffix}" for suffix in PICTURES}
+    picture = module.draw(frame)
+    for suffix, path in files.items():
+        with written_whole(path) as temporary:
+            picture.savefig(temporary, format=suffix, dpi=150)
+    for path, rows in (
+        (output / f"{name}.parquet", frame),
+        (output / f"{name}-table.parquet", table),
+        (output / f"{name}-claims.parquet", decided),
+    ):
+        with written_whole(path) as temporary:
+            rows.to_parquet(temporary, index=False)
+        files[path.stem] = path
+    with written_whole(output / f"{name}-claims.csv") as temporary:
+        decided.to_csv(temporary, index=False)
+    return [*files.values(), output / f"{name}-claims.csv"]
+
+
+# --- What may be missing ----------------------------------------------------------------------------------------------
+
+
+def _meant(figure: str) -> str:
+    close = difflib.get_close_matches(figure, FIGURES, n=1)
+    return f"; did you mean '{close[0]}'?" if close else "."
+
+
+def _check_folder(output: Path) -> None:
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"Expected --output to be a folder, {output} is a file; choose another name.")
     reason = why_unwritable((output / "x" if output.exists() else output).absolute())
     if reason is not None:
         raise ValueError(reason)
-    module = FIGURES[figure]
-    with share_progress(f"Reproducing {figure}") as progress:
-        table = module.run(scale, progress=progress)
-    frame = module.data(table)
-    misfits = module.misfits(frame)
     output.mkdir(exist_ok=True)
-    picture, rows = output / f"{figure}.png", output / f"{figure}.parquet"
-    write_table(table, rows)
-    with written_whole(picture) as temporary:
-        module.draw(frame).savefig(temporary, format="png", dpi=150)
-    if json:
-        print_json({"misfits": misfits.to_dict("records"), "picture": str(picture), "table": str(rows)})
+
+
+def _check_data(name: str, data: Path | None) -> None:
+    """A figure without a data folder: what to get, at once. Which file is missing from a folder, its reader says."""
+    needed = FIGURES[name].datasets
+    if not needed or data is not None or os.environ.get("NOISECAST_DATA"):
         return
+    from noisecast.problems.datasets import DATASETS
+
+    ways = ", ".join(f"{entry.name} ({entry.obtain})" for entry in DATASETS if entry.name in needed)
+    raise _NoData(f"{name} needs data, in a folder given by --data or NOISECAST_DATA: {ways}.")
+
+
+# --- What is said -----------------------------------------------------------------------------------------------------
+
+
+def _say(sentence: str) -> None:
+    """To who waits, or to the log; results go to standard output alone."""
+    to_watcher().print(sentence, soft_wrap=True, markup=False)
+
+
+def _list(json: bool) -> None:
+    if json:
+        print_json({"figures": {name: {"asks": f.asks, "datasets": f.datasets} for name, f in FIGURES.items()}})
+        return
+    table = Table(title="Figures and tables of the paper", **TABLE_STYLE)
+    for column in ("name", "what it asks", "data"):
+        table.add_column(column, no_wrap=column == "name")
+    for name, figure in FIGURES.items():
+        table.add_row(name, figure.asks, ", ".join(figure.datasets) or "none")
     console = to_reader()
-    console.print(_shown(misfits, scale))
-    console.print(f"\nPicture: {picture}   all rows: {rows}", soft_wrap=True)
+    console.print(table)
+    console.print("One: noisecast reproduce NAME   All: noisecast reproduce all   Time: --estimate")
 
 
-def _shown(misfits, scale: str) -> Table:
-    table = Table(
-        title="SDE validation: how far each form of the SDE is from the optimizer it models",
-        caption=(
-            f"Relative distance of mean losses over {fig_sde.REPETITIONS[scale]} runs at {len(fig_sde.times())} times. "
-            "noise: one standard error of that distance where it is largest. phases: the paper's two-phase, linearised "
-            "forms. one-well: the quartic without the coordinate that has two wells; inf: the printed form diverges."
-        ),
-        **TABLE_STYLE,
-    )
-    for column in ("problem", "optimizer", "loss", "SDE"):
-        table.add_column(column)
-    for column in ("largest", "at step", "noise", "median"):
-        table.add_column(column, justify="right")
-    for row in misfits.to_dict("records"):
-        table.add_row(
-            row["problem"], row["optimizer"],
-            "one-well" if row["metric"] == "one_well_loss" else "all",
-            "phases" if row["runner"] == fig_sde.PHASES else "unified",
-            _percent(row["largest"]), number(row["at_step"]), _percent(row["noise"]), _percent(row["median"]),
-        )  # fmt: skip
+def _say_estimates(names: list[str], order: _Order, json: bool) -> None:
+    from noisecast.problems.datasets import DataError
+
+    found: dict[str, float | str] = {}
+    for name in names:
+        try:
+            _check_data(name, order.data)
+            module = importlib.import_module(f"noisecast.reproduction.{name.replace('-', '_')}")
+            found[name] = _seconds(module, order)
+        except (_NoData, DataError) as error:
+            if len(names) == 1:
+                raise
+            found[name] = str(error)
+    if json:
+        print_json({"scale": order.scale, "seconds": found})
+        return
+    table = Table(title=f"Expected times, {order.scale} scale, from the start", **TABLE_STYLE)
+    table.add_column("figure", no_wrap=True)
+    table.add_column("time")
+    for name, seconds in found.items():
+        table.add_row(name, seconds if isinstance(seconds, str) else duration(seconds))
+    to_reader().print(table)
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    console = to_reader()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    console.print(_claims_table(result))
+    stem = Path(result["files"][0]).with_suffix("")
+    console.print(
+        f"Took {duration(result['seconds'])}. Pictures: {stem}.{{{','.join(PICTURES)}}}   drawn frame: {stem}.parquet\n"
+        f"All rows: {stem}-table.parquet   claims: {stem}-claims.{{csv,parquet}}\n",
+        soft_wrap=True, markup=False,
+    )  # fmt: skip
+
+
+def _claims_table(result: dict[str, Any]) -> Table:
+    """A claim, what was measured, what else is known of it; the number, what was wanted of it, whether it holds."""
+    table = Table(title=f"{result['title']} ({result['scale']} scale)", show_lines=True, **TABLE_STYLE)
+    table.add_column("claim", ratio=1, overflow="fold")
+    table.add_column("number [95 %]", max_width=20)
+    table.add_column("wanted", max_width=14)
+    table.add_column("holds", width=5)
+    for claim in result["claims"]:
+        holds = Text("yes") if claim["holds"] else Text("no", style="bold red")
+        table.add_row(_in_words(claim), Text(_with_interval(claim)), Text(claim["wanted"]), holds)
     return table
 
 
-def _percent(share: float) -> str:
-    return number(share) if share != share or share == float("inf") else f"{100 * share:.1f} %"
+def _in_words(claim: dict[str, Any]) -> Text:
+    text = Text(f"{claim['statement']}")
+    lines = {"source": claim["source"], "measured": claim["measure"]}
+    lines |= {name: claim[name] for name in ("theory", "forecast") if claim[name]}
+    if not claim["holds"] and claim["corrected"]:
+        lines["instead"] = claim["corrected"]
+    for name, line in lines.items():
+        text.append(f"\n{name}: ", style="bold" if name == "instead" else "dim").append(line)
+    return text
+
+
+def _with_interval(claim: dict[str, Any]) -> str:
+    text = number(claim["value"], 3)
+    if math.isnan(claim["low"]):
+        return text
+    return f"{text} [{number(claim['low'], 3)}, {number(claim['high'], 3)}]"
+
+
+def _summary(results: Iterable[dict[str, Any]], refused: dict[str, str]) -> Table:
+    table = Table(title="Summary", **TABLE_STYLE)
+    table.add_column("figure", no_wrap=True)
+    for column in ("time", "claims that hold", "that do not"):
+        table.add_column(column, justify="right")
+    done = {result["name"]: result for result in results}
+    for name in (name for name in FIGURES if name in done or name in refused):
+        if name in refused:
+            table.add_row(name, "not done", "–", "–")
+            continue
+        held = sum(claim["holds"] for claim in done[name]["claims"])
+        missed = len(done[name]["claims"]) - held
+        table.add_row(name, duration(done[name]["seconds"]), str(held), str(missed))
+    return table

@@ -73,13 +73,13 @@ def _say_estimate(
 
 
 def _counts(table: pd.DataFrame) -> list[dict]:
-    runs = table.assign(seed=table["seed"].fillna(-1)).groupby(
-        ["problem", "optimizer", "runner", "scenario", "seed"], sort=False
-    )
-    of_runs = runs["status"].agg(lambda status: (status == DIVERGED).any()).rename("diverged").reset_index()
-    grouped = of_runs.groupby(["problem", "optimizer", "runner"], sort=False)
+    """Scenarios, runs and diverged runs of each problem, optimizer and runner."""
+    frame = table.assign(seed=table["seed"].fillna(-1), diverged=table["status"] == DIVERGED)
+    kinds = ["problem", "optimizer", "runner"]
+    of_runs = frame.groupby([*kinds, "scenario", "seed"], sort=False, as_index=False).agg(diverged=("diverged", "any"))
+    grouped = of_runs.groupby(kinds, sort=False, as_index=False)
     found = grouped.agg(scenarios=("scenario", "nunique"), runs=("seed", "size"), diverged=("diverged", "sum"))
-    return found.reset_index().to_dict("records")
+    return found.to_dict("records")
 
 
 def _shown(counts: list[dict], store: Path) -> Table:

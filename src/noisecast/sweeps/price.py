@@ -20,7 +20,8 @@ from noisecast.table import METRICS
 
 HELD_OUT = "test_"
 _NOT_COVERED = (
-    "The held-out examples that the score is computed from are not covered, and neither are runs outside this sweep."
+    "Not covered: the held-out examples that the score is computed from, whatever else was computed without noise "
+    "(training losses, forecasts), and runs outside this sweep."
 )
 
 

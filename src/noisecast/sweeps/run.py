@@ -15,7 +15,7 @@ from noisecast.privacy.noise import Purpose, RandomRoot, key_for
 from noisecast.privacy.tuning import TrialDistribution
 from noisecast.question import Question
 from noisecast.runners import Training
-from noisecast.sweeps.ledger import draw_trials, ledger_of
+from noisecast.sweeps.ledger import Ledger, draw_trials, ledger_of
 from noisecast.sweeps.pace import Pace
 from noisecast.sweeps.store import Finished, Store
 from noisecast.sweeps.tasks import Task, code_fingerprint, tasks_of
@@ -71,6 +71,7 @@ def run_sweep(
         if not tasks and trials is None:
             raise ValueError("Expected at least one scenario that one of the runners can answer, got none.")
         _check_own(opened, tasks)
+        _check_trials(opened, ledger)
         opened.write_ledger(ledger)
         done = opened.cells
         left = [rest for task in tasks if (rest := task.without(done)) is not None]
@@ -173,6 +174,20 @@ def _check_own(store: Store, tasks: Sequence[Task]) -> None:
         f"{store.folder} holds {runs} runs that this sweep does not ask for: {why}. Nothing was changed; use a new "
         "folder, or put back what has changed."
     )
+
+
+def _check_trials(store: Store, ledger: Ledger) -> None:
+    """Trials are drawn once: whoever looks at them and then draws others does something that no theorem covers."""
+    if not store.has_ledger:
+        return
+    before = store.ledger()
+    if (before.trials, before.cells) != (ledger.trials, ledger.cells):
+        one, other = (each.trials or "a grid without trials" for each in (before, ledger))
+        what = f"{one}, got {other}" if one != other else f"{one} among {len(before.cells)} cells, got other cells"
+        raise ValueError(
+            f"Expected what {store.folder} has drawn, {what}. Use a new folder: drawing again after looking is not "
+            "covered by any price."
+        )
 
 
 def _computed(tasks: Sequence[Task], workers: int | None, ray: str | None) -> Iterator[Done]:

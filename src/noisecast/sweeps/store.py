@@ -125,6 +125,11 @@ class Store:
             temporary.write_bytes(content)
         self._read[name] = finished, content
 
+    @property
+    def has_ledger(self) -> bool:
+        """Whether a sweep has begun here."""
+        return (self.folder / "ledger.json").exists()
+
     def ledger(self) -> Ledger:
         """Every run that this store's sweep makes, for the price of choosing among them.
 
@@ -141,7 +146,8 @@ class Store:
 
     def write_ledger(self, ledger: Ledger) -> None:
         """What the sweep is about to run: written before the first of its runs touches the data."""
-        with written_whole(self.folder / "ledger.json") as temporary:
+        # Its owner's alone: it tells how many random trials were drawn.
+        with written_whole(self.folder / "ledger.json", secret=True) as temporary:
             temporary.write_text(json.dumps(ledger_as_data(ledger)), encoding="utf-8")
 
     def read(self) -> pd.DataFrame:

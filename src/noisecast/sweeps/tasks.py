@@ -22,7 +22,7 @@ STEPS_WORTH_A_FORECAST = 100_000  # until its own pace is seen
 _LIBRARIES_THAT_COUNT = ("numpy", "scipy", "jax", "numba", "dp-accounting")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # one is another only if it is the same: arrays do not compare
 class Task:
     """One call of one runner.
 

@@ -1,0 +1,155 @@
+"""`noisecast select`: the best settings of a sweep, and what choosing them cost."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+from cyclopts import Parameter
+from rich.table import Table
+
+from noisecast.cli.output import TABLE_STYLE, Json, facts, number, print_json, to_reader
+from noisecast.privacy.accounting import epsilon_text
+from noisecast.runners import Training
+from noisecast.sweeps import Store
+from noisecast.sweeps.ledger import Ledger
+from noisecast.sweeps.selection import Compose, Price, Public, RepeatSelect, Selection
+from noisecast.sweeps.selection import select as select_from
+from noisecast.table import METRICS
+
+MOST_RUNNERS_UP = 5
+SHOWN = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "expected_batch_size", "num_steps")
+HEADERS = {
+    "learning_rate": "rate",
+    "l2_clip_norm": "clip",
+    "noise_multiplier": "noise",
+    "expected_batch_size": "batch",
+    "num_steps": "steps",
+}
+
+
+def select(
+    store: Annotated[Path, Parameter(help="Folder of a sweep.")],
+    /,
+    *,
+    metric: Annotated[str, Parameter(help="The score, for instance test_loss or test_accuracy.")],
+    price: Annotated[
+        Literal["public", "compose", "repeat-select"] | None,
+        Parameter(
+            help="How choosing is paid for: public (the sweep's data are public), compose (every run is counted), "
+            "repeat-select (the best of a random number of trials)."
+        ),
+    ] = None,
+    reason: Annotated[str | None, Parameter(help="With --price public: why the data are public, in words.")] = None,
+    runner: Annotated[str, Parameter(help="Whose answers are compared.")] = Training.name,
+    last_epochs: Annotated[
+        float, Parameter(help="Score by the mean over the recorded steps of so many last epochs. 0: the last step.")
+    ] = 0,
+    json: Json = False,
+) -> None:
+    """The best settings of a sweep, and what choosing them cost in privacy."""
+    opened = Store(store)
+    table, ledger = opened.read(), None if price in (None, "public") else opened.ledger()
+    chosen = select_from(
+        table,
+        metric=metric,
+        price=_price(price, reason, ledger),
+        ledger=ledger,
+        runner=runner,
+        last_epochs=last_epochs,
+    )
+    if json:
+        print_json(_as_json(chosen))
+    else:
+        _print(chosen)
+
+
+def _price(name: str | None, reason: str | None, ledger: Ledger | None) -> Price:
+    if name is None:
+        raise ValueError(
+            "Expected --price public, compose or repeat-select, got none: a selection must say what choosing cost."
+        )
+    if reason is not None and name != "public":
+        raise ValueError(f"Expected --reason with --price public only, got it with {name}; leave it out.")
+    if name == "public":
+        return Public(reason or "")
+    if name == "compose":
+        return Compose()
+    if ledger is None or ledger.trials is None:
+        raise ValueError(
+            "Expected a sweep of random trials for --price repeat-select, got a fixed grid; use --price compose, or "
+            "sweep again with random trials."
+        )
+    return RepeatSelect(ledger.trials)
+
+
+def _as_json(chosen: Selection) -> dict[str, Any]:
+    return {
+        "scenario": chosen.scenario,
+        "seed": chosen.seed,
+        "settings": chosen.settings,
+        "metric": chosen.metric,
+        "value": chosen.value,
+        "standard_error": chosen.standard_error,
+        "num_seeds": chosen.num_seeds,
+        "price": chosen.price.name,
+        "epsilon_of_run": chosen.epsilon_of_run,
+        "epsilon_of_procedure": chosen.epsilon_of_procedure,
+        "target_delta": chosen.target_delta,
+        "best_of_each": _plain_rows(best_of_each(chosen.ranking)),
+        "runners_up": _plain_rows(chosen.runners_up.head(MOST_RUNNERS_UP)),
+        "sentence": chosen.sentence(),
+    }
+
+
+def best_of_each(ranking: pd.DataFrame) -> pd.DataFrame:
+    """The best cell of each optimizer, and of each noise multiplier where there are several."""
+    return ranking.drop_duplicates(["optimizer", "noise_multiplier"]).sort_values(
+        ["optimizer", "noise_multiplier"], kind="stable"
+    )
+
+
+def _plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in rows]
+
+
+def _print(chosen: Selection) -> None:
+    console, label = to_reader(), METRICS[chosen.metric].label
+    if len(best_of_each(chosen.ranking)) > 1:
+        console.print(
+            _cells(f"Best {label} (± standard error), by optimizer and noise multiplier", best_of_each(chosen.ranking))
+        )
+    delta = f"at delta {chosen.target_delta:g}"
+    rows = [
+        *((HEADERS.get(name, name), _shown(chosen.settings[name])) for name in SHOWN),
+        (label, _score(chosen.value, chosen.standard_error)),
+        ("epsilon of one run", f"{epsilon_text(chosen.epsilon_of_run)}   {delta}"),
+        ("epsilon of the procedure", f"{epsilon_text(chosen.epsilon_of_procedure)}   {delta}, {chosen.price.name}"),
+    ]
+    console.print(facts(rows, title=f"Chosen: {chosen.scenario}" + _seed(chosen)))
+    console.print(chosen.meaning)
+    if len(chosen.runners_up):
+        console.print()
+        console.print(_cells("Runners-up", chosen.runners_up.head(MOST_RUNNERS_UP)))
+
+
+def _seed(chosen: Selection) -> str:
+    return "" if chosen.seed is None else f", seed {chosen.seed}"
+
+
+def _cells(title: str, frame: pd.DataFrame) -> Table:
+    table = Table(title=title, **TABLE_STYLE)
+    for name in (*SHOWN, "score", "ε"):
+        table.add_column(HEADERS.get(name, name), justify="left" if name == "optimizer" else "right", no_wrap=True)
+    for row in _plain_rows(frame):
+        score = _score(row["value"], row["standard_error"])
+        table.add_row(*(_shown(row[name]) for name in SHOWN), score, epsilon_text(row["epsilon"], 3))
+    return table
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else number(value, 3)
+
+
+def _score(value: float, standard_error: float | None) -> str:
+    return number(value) if standard_error is None else f"{number(value)} ±{number(standard_error, 2)}"

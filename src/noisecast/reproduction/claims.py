@@ -1,0 +1,44 @@
+"""A claim of the paper, decided by a number: what every figure says beside its picture."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One statement of the paper, the number that decides it, and what stands in its place where it fails.
+
+    Args:
+      source: theorem and figure of the paper ("Thm. lossbound_sgd, Fig. nm_scaling").
+      statement: what the paper claims, in plain words.
+      measure: the number that decides, in words, with its unit.
+      value, low, high: that number and its 95 % interval; nan where there is none, and `measure` says why.
+      wanted: what the claim wants of it ("2", "> 0", "0.75 to 1.25").
+      holds: whether the measured number is what is wanted.
+      theory: the corrected theory's number, with its formula.
+      forecast: the moments runner's number.
+      corrected: where the statement fails, the one that holds instead.
+    """
+
+    source: str
+    statement: str
+    measure: str
+    value: float
+    low: float
+    high: float
+    wanted: str
+    holds: bool
+    theory: str = ""
+    forecast: str = ""
+    corrected: str = ""
+
+
+def claims_frame(claims: Sequence[Claim]) -> pd.DataFrame:
+    """One row a claim, one column a field; with the columns also where there is no claim.
+
+    >>> claims_frame([]).columns[:3].tolist()
+    ['source', 'statement', 'measure']
+    """
+    return pd.DataFrame([asdict(claim) for claim in claims], columns=[field.name for field in fields(Claim)])

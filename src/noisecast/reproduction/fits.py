@@ -1,0 +1,144 @@
+"""Slopes and crossings of measured curves, each with a 95 % interval by bootstrap over seeds.
+
+Curves are arrays (points, seeds). Whole seeds are resampled, the same at every point, because settings at one seed
+share their batches. Few seeds make a bootstrap too narrow, by sqrt((n - 1) / n) and by the normal's 1.96 in place of
+Student's t: intervals are widened about the estimate by both, and cover what they promise from three seeds on.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+RESAMPLES = 1000
+COVERAGE = 0.95
+
+
+class Estimate(NamedTuple):
+    """A number with its 95 % interval; nan where there is none: of one seed, or of curves without the number."""
+
+    value: float
+    low: float
+    high: float
+
+    def contains(self, number: float) -> bool:
+        return self.low <= number <= self.high
+
+    def within(self, low: float, high: float) -> bool:
+        """Whether the whole interval lies there."""
+        return low <= self.low and self.high <= high
+
+
+def only(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
+    """The rows in which each named column has the given value.
+
+    >>> only(pd.DataFrame({"a": [1, 1, 2], "b": [3, 4, 3]}), a=1, b=3).index.tolist()
+    [0]
+    """
+    chosen = np.ones(len(frame), bool)
+    for column, value in equal.items():
+        chosen &= np.asarray(frame[column] == value, bool)
+    return frame.loc[chosen]
+
+
+def each(frame: pd.DataFrame, *columns: str) -> Iterator[tuple[Any, pd.DataFrame]]:
+    """(values of the columns, their rows), one by one in order of appearance; one column's value stands alone."""
+    for name, rows in frame.groupby(list(columns), sort=False):
+        yield (name if len(columns) > 1 else name[0]), pd.DataFrame(rows)  # type: ignore[index]
+
+
+def by_seed(rows: pd.DataFrame, *, x: str = "noise_multiplier") -> tuple[np.ndarray, np.ndarray]:
+    """Rows of one curve as (x (points,), values (points, seeds)); seeds that lack a point are left out.
+
+    >>> rows = pd.DataFrame({"noise_multiplier": [2.0, 1.0, 2.0], "seed": [0, 0, 1], "value": [5.0, 4.0, 6.0]})
+    >>> by_seed(rows)
+    (array([1., 2.]), array([[4.],
+           [5.]]))
+    """
+    table = rows.pivot(index=x, columns="seed", values="value").dropna(axis=1)
+    return table.index.to_numpy(float), table.to_numpy(float)
+
+
+def mean(values: np.ndarray) -> Estimate:
+    """Mean over seeds of one number a seed, (seeds,).
+
+    >>> [round(number, 2) for number in mean(np.array([1.0, 2.0, 3.0]))]
+    [2.0, -0.63, 4.63]
+    """
+    return bootstrap(lambda sample: float(sample.mean()), values)
+
+
+def log_log_slope(x: np.ndarray, values: np.ndarray) -> Estimate:
+    """Slope of the least-squares line through (log x, log of the mean over seeds).
+
+    Args:
+      x: (points,) > 0; two or more.   values: (points, seeds), with positive means.
+
+    >>> x = np.array([1.0, 2.0, 4.0])
+    >>> round(log_log_slope(x, np.outer(x**2, [0.9, 1.1])).value, 6)
+    2.0
+    """
+    log_x = np.log(x)
+    centred = log_x - log_x.mean()
+
+    def slope(sample: np.ndarray) -> float:
+        means = sample.mean(axis=1)
+        # A mean that is not positive has no logarithm; such a resample says nothing.
+        return float(centred @ np.log(means) / (centred @ centred)) if (means > 0).all() else math.nan
+
+    return bootstrap(slope, values)
+
+
+def crossing(x: np.ndarray, a: np.ndarray, b: np.ndarray) -> Estimate:
+    """Where the mean of curve a crosses that of b, interpolated in log x.
+
+    Where noise makes them cross three times, it is the middle one; nan where both ends have the same curve below. An
+    interval reaches to 0 or to infinity where in more than 2.5 % of the resamples they cross outside the range of x.
+
+    Args:
+      x: (points,) > 0, increasing.   a, b: (points, seeds), the same seeds.
+
+    >>> x = np.array([[1.0], [2.0], [4.0]])
+    >>> round(crossing(x[:, 0], np.log(x), np.full((3, 1), np.log(3))).value, 6)
+    3.0
+    """
+    log_x = np.log(x)
+    gaps = a - b
+    orientation = np.sign(gaps[-1].mean())
+
+    def place(sample: np.ndarray) -> float:
+        gap = sample.mean(axis=1) * orientation  # from below 0 to above
+        if gap[0] > 0 or gap[-1] < 0:  # no crossing in range: below it, above it, or a resample the wrong way round
+            return -math.inf if gap[-1] > 0 else math.inf if gap[0] <= 0 else math.nan
+        before = np.flatnonzero((gap[:-1] <= 0) & (gap[1:] > 0) | (gap[:-1] > 0) & (gap[1:] <= 0))
+        if len(before) == 0:
+            return math.nan
+        i = before[len(before) // 2]
+        return float(log_x[i] + (log_x[i + 1] - log_x[i]) * gap[i] / (gap[i] - gap[i + 1]))
+
+    found = bootstrap(place, gaps)
+    if not math.isfinite(found.value):
+        return Estimate(math.nan, math.nan, math.nan)
+    return Estimate(*(math.exp(number) for number in found))
+
+
+def bootstrap(statistic: Callable[[np.ndarray], float], values: np.ndarray) -> Estimate:
+    """The statistic of values (..., seeds) with its interval; resamples without a number (nan) are left out.
+
+    No interval where they are more than one in twenty, or of one seed.
+    """
+    value, count = statistic(values), values.shape[-1]
+    if count < 2 or not math.isfinite(value):
+        return Estimate(value, math.nan, math.nan)
+    rng = np.random.default_rng(0)  # the same interval whenever it is asked for
+    found = np.array([statistic(values[..., drawn]) for drawn in rng.integers(count, size=(RESAMPLES, count))])
+    found = found[~np.isnan(found)]
+    if len(found) < COVERAGE * RESAMPLES:
+        return Estimate(value, math.nan, math.nan)
+    tail = (1 - COVERAGE) / 2
+    low, high = np.quantile(found, [tail, 1 - tail], method="inverted_cdf")
+    widen = stats.t.isf(tail, count - 1) / stats.norm.isf(tail) * math.sqrt(count / (count - 1))
+    return Estimate(value, float(value - widen * (value - low)), float(value + widen * (high - value)))

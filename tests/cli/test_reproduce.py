@@ -1,0 +1,327 @@
+"""`noisecast reproduce` as a person meets it, with figures that take no time."""
+
+import json
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from noisecast.cli import main, reproduce
+from noisecast.problems.datasets import DataError
+from noisecast.reproduction.claims import Claim
+
+NAN, INF = float("nan"), float("inf")
+HOLDS = Claim(
+    source="Thm. 1, Fig. 1", statement="The floor grows as the square.", measure="slope of log loss",
+    value=1.93, low=1.88, high=1.98, wanted="1.75 to 2.25", holds=True, theory="2: the floor", forecast="1.95",
+)  # fmt: skip
+FAILS = Claim(
+    source="Thm. 2", statement="It converges [always].", measure="largest gap", value=INF, low=NAN, high=NAN,
+    wanted="< 0.1", holds=False, corrected="It converges below [eta = 2].",
+)  # fmt: skip
+
+
+def figure(*, claims=(HOLDS, FAILS), run=None, **more):
+    """A module of `noisecast.reproduction` that is computed at once."""
+
+    def default(scale, *, data_dir, store, workers, progress):
+        progress(0.5, 3.0)
+        return pd.DataFrame({"scale": [scale], "data": [str(data_dir)], "store": [str(store)], "workers": [workers]})
+
+    parts = {
+        "TITLE": "A figure", "SECONDS": {"quick": 1, "paper": 7200}, "run": run or default, "data": lambda table: table,
+        "claims": lambda frame: list(claims), "draw": lambda frame: Figure(figsize=(1, 1)),
+    }  # fmt: skip
+    return types.SimpleNamespace(**{key: value for key, value in (parts | more).items() if value is not None})
+
+
+@pytest.fixture
+def install(monkeypatch, tmp_path):
+    """Put a figure in the place of one of ours; the others must not be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NOISECAST_DATA", raising=False)
+
+    def install(name, module):
+        monkeypatch.setitem(sys.modules, f"noisecast.reproduction.{name.replace('-', '_')}", module)
+
+    return install
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_figure_writes_pictures_frame_rows_and_claims(install, tmp_path, capsys):
+    install("fig-sde", figure())
+    assert main(["reproduce", "fig-sde", "--scale", "paper", "--workers", "3", "--output", "out"]) == 0
+    expected = [f"fig-sde.{suffix}" for suffix in ("png", "pdf", "svg", "parquet")]
+    expected += ["fig-sde-table.parquet", "fig-sde-claims.csv", "fig-sde-claims.parquet"]
+    assert files(tmp_path / "out") == sorted(expected)
+    row = pd.read_parquet(tmp_path / "out" / "fig-sde-table.parquet").iloc[0]
+    assert (row["scale"], row["store"], row["workers"]) == ("paper", "out/stores/fig-sde-paper", 3)
+    claims = pd.read_csv(tmp_path / "out" / "fig-sde-claims.csv")
+    assert claims["holds"].tolist() == [True, False] and claims["value"].tolist() == [1.93, INF]
+    printed = capsys.readouterr()
+    assert "fig-sde, paper scale. A figure. About 2 h." in printed.err
+
+
+def test_the_claims_are_printed_with_all_that_decides_them(install, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    install("fig-sde", figure())
+    assert main(["reproduce", "fig-sde"]) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        "The floor grows as the square.", "slope of log loss", "1.93 [1.88, 1.98]", "1.75 to 2.25", "yes",
+        "2: the floor", "1.95", "Thm. 1, Fig. 1", "It converges [always].", "inf", "no",
+        "instead: It converges below [eta = 2].",
+    ):  # fmt: skip
+        assert words in printed
+    table = printed[: printed.index("Took")]
+    assert max(map(len, table.splitlines())) <= reproduce.WIDTH
+    assert "instead" not in table[: table.index("It converges [always].")]  # a claim that holds needs no correction
+
+
+def test_json_is_strict(install, capsys):
+    install("fig-sde", figure())
+    assert main(["reproduce", "fig-sde", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
+    claims = answer["figures"][0]["claims"]
+    assert [claim["holds"] for claim in claims] == [True, False]
+    assert claims[1]["value"] == "inf" and claims[1]["low"] is None
+    assert all(Path(path).is_file() for path in answer["figures"][0]["files"])
+
+
+def test_numbers_of_numpy_are_json_too(install, capsys):
+    import numpy as np
+
+    claim = Claim(**vars(HOLDS) | {"value": np.float32(2), "holds": np.bool_(True)})
+    install("fig-sde", figure(claims=[claim]))
+    assert main(["reproduce", "fig-sde", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["figures"][0]["claims"][0]["value"] == 2
+
+
+def test_the_list_is_fast_and_knows_every_figure():
+    code = (
+        "import sys; from noisecast.cli import main; main(['reproduce']);"
+        "print([m for m in ('jax', 'numba', 'matplotlib', 'pandas') if m in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(name in result.stdout for name in reproduce.FIGURES)
+    assert result.stderr.splitlines()[-1] == "[]"
+
+
+# --- what can be wrong ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["fig-stationery"], "got 'fig-stationery'; did you mean 'fig-stationary'?"),
+        (["everything"], "Expected a figure among fig-floors, "),
+        (["fig-sde", "--workers", "-1"], "Expected --workers to be a whole number >= 0, got -1."),
+        (["fig-sde", "--output", "missing/folder"], "Expected the folder"),
+        (["fig-sde", "--output", "file"], "Expected --output to be a folder, file is a file"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_changes_nothing(install, tmp_path, capsys, arguments, sentence):
+    install("fig-sde", figure(run=lambda *a, **k: pytest.fail("it must not start")))
+    (tmp_path / "file").write_text("")
+    assert main(["reproduce", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err and len(printed.err.splitlines()) == 1
+    assert files(tmp_path) == ["file"]
+
+
+def test_without_a_data_folder_one_sentence_says_what_to_get(install, capsys):
+    assert main(["reproduce", "fig-floors"]) == 2
+    printed = capsys.readouterr().err
+    assert len(printed.splitlines()) == 1
+    for words in ("fig-floors needs data", "--data", "NOISECAST_DATA", "aclImdb_v1.tar.gz", "ml-100k.zip", "forum500"):
+        assert words in printed
+
+
+def test_a_missing_file_is_named_by_its_reader(install, capsys, tmp_path):
+    def run(scale, **_):
+        raise DataError("No ratings in here, looked for u.data; get them.")
+
+    install("fig-floors", figure(run=run))
+    assert main(["reproduce", "fig-floors", "--data", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "fig-floors lacks data: No ratings in here, looked for u.data; get them."
+    )
+
+
+@pytest.mark.parametrize(
+    "more, kept",
+    [({}, "it takes little time and starts anew"), ({"SECONDS": None}, "what was finished is kept")],
+)
+def test_an_interruption_says_what_is_kept(install, capsys, tmp_path, more, kept):
+    def run(scale, **_):
+        signal.raise_signal(signal.SIGINT)
+
+    install("fig-sde", figure(run=run, **more))
+    assert main(["reproduce", "fig-sde", "--output", "out"]) == 130
+    assert f"Interrupted in fig-sde; {kept}" in capsys.readouterr().err
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
+
+
+def test_an_interrupted_sweep_goes_on_by_the_same_command(install, capsys, tmp_path):
+    from noisecast import DPSGD, SampledGaussian, Scenario, Stream, quadratic
+    from noisecast.question import Question
+    from noisecast.runners import Training
+    from noisecast.sweeps import Store, run_sweep
+
+    def questions(scale, data_dir):
+        mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Stream(8))
+        scenarios = [
+            Scenario(
+                problem=quadratic([1.0, 2.0], 0.1, example_noise_std=0.1), mechanism=mechanism,
+                optimizer=DPSGD(learning_rate=0.1), num_steps=num_steps,
+            )
+            for num_steps in (20, 10)
+        ]  # fmt: skip
+        return [Question(scenarios=(scenario,), runners=(Training(),), record_at=(0,)) for scenario in scenarios]
+
+    def run(scale, *, data_dir, store, workers, progress, interrupt):
+        def told(share, seconds_left):
+            progress(share, seconds_left)
+            if interrupt and 0 < share < 1:
+                raise KeyboardInterrupt
+
+        return run_sweep(questions(scale, data_dir), store, workers=0, progress=told)
+
+    def module(interrupt):
+        return figure(SECONDS=None, questions=questions, run=lambda *a, **k: run(*a, **k, interrupt=interrupt))
+
+    install("fig-sde", module(interrupt=True))
+    assert main(["reproduce", "fig-sde", "--output", "out"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    store = Store(tmp_path / "out" / "stores" / "fig-sde-quick")
+    kept = store.read()
+    assert set(kept["num_steps"]) < {10, 20}
+
+    install("fig-sde", module(interrupt=False))
+    assert main(["reproduce", "fig-sde", "--output", "out"]) == 0
+    rows = pd.read_parquet(tmp_path / "out" / "fig-sde-table.parquet")
+    assert set(rows["num_steps"]) == {10, 20}
+    again = rows[rows["num_steps"].isin(kept["num_steps"])]
+    assert again["value"].tolist() == kept["value"].tolist()
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_old_one(install, tmp_path):
+    install("fig-sde", figure())
+    assert main(["reproduce", "fig-sde", "--output", "out"]) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+
+    class Broken:
+        def savefig(self, path, **_):
+            path.write_text("half a picture")
+            raise RuntimeError("the pen broke")
+
+    install("fig-sde", figure(draw=lambda frame: Broken()))
+    with pytest.raises(RuntimeError):
+        main(["reproduce", "fig-sde", "--output", "out"])
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+# --- all, and how long ------------------------------------------------------------------------------------------------
+
+
+def test_all_goes_on_without_data_and_ends_with_a_summary(install, capsys):
+    for name in reproduce.FIGURES:
+        install(name, figure())
+    assert main(["reproduce", "all"]) == 2
+    printed = capsys.readouterr()
+    summary = printed.out[printed.out.index("Summary") :]
+    for name, entry in reproduce.FIGURES.items():
+        line = next(line.split() for line in summary.splitlines() if line.strip().startswith(name))
+        assert line[-2:] == (["–", "–"] if entry.datasets else ["1", "1"])
+    last = printed.err.splitlines()[-1]
+    assert last == (
+        "Not reproduced, for the reasons above: fig-floors, fig-speed, fig-threshold, fig-protocol-b, table-tuned."
+    )
+
+
+def test_all_goes_on_after_a_refusal(install, capsys, tmp_path):
+    def refuses(scale, **_):
+        raise ValueError("out/stores/fig-sde-quick holds runs that this sweep does not ask for.")
+
+    for name in reproduce.FIGURES:
+        install(name, figure(run=refuses if name == "fig-sde" else None))
+    assert main(["reproduce", "all", "--data", str(tmp_path), "--json"]) == 2
+    printed = capsys.readouterr()
+    answer = json.loads(printed.out)
+    assert [result["name"] for result in answer["figures"]] == [n for n in reproduce.FIGURES if n != "fig-sde"]
+    assert list(answer["refused"]) == ["fig-sde"]
+    assert "fig-sde is not reproduced. out/stores/fig-sde-quick holds runs" in printed.err
+
+
+def test_all_with_data_succeeds(install, capsys, tmp_path):
+    for name in reproduce.FIGURES:
+        install(name, figure())
+    assert main(["reproduce", "all", "--data", str(tmp_path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [result["name"] for result in answer["figures"]] == list(reproduce.FIGURES)
+    assert answer["refused"] == {}
+
+
+def test_an_estimate_computes_nothing(install, capsys, tmp_path):
+    install("fig-sde", figure(run=lambda *a, **k: pytest.fail("it must not start")))
+    assert main(["reproduce", "fig-sde", "--estimate", "--scale", "paper", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"scale": "paper", "seconds": {"fig-sde": 7200.0}}
+    assert files(tmp_path) == []
+
+
+def test_a_long_sweep_is_estimated_by_trial_before_it_begins(install, capsys, monkeypatch, tmp_path):
+    import noisecast.sweeps
+
+    asked = []
+
+    def estimated(questions, *, workers):
+        asked.append((questions, workers))
+        return 600.0
+
+    monkeypatch.setattr(noisecast.sweeps, "estimate_seconds", estimated)
+    install("fig-sde", figure(SECONDS=None, questions=lambda scale, data: (scale, data)))
+    command = ["reproduce", "fig-sde", "--workers", "2", "--output", "out"]
+    assert main(command) == 0  # quick: a trial would take as long as the figure
+    assert "It takes minutes." in capsys.readouterr().err and asked == []
+    assert main([*command, "--scale", "paper"]) == 0
+    assert "About 10 min; interrupted, the same command goes on." in capsys.readouterr().err
+    assert asked == [(("paper", None), 2)]
+    (tmp_path / "out" / "stores" / "fig-sde-paper").mkdir()
+    assert main([*command, "--scale", "paper"]) == 0
+    assert "It goes on with what is in out/stores/fig-sde-paper." in capsys.readouterr().err and len(asked) == 1
+
+
+# --- progress in a log ------------------------------------------------------------------------------------------------
+
+
+def test_a_log_has_a_line_now_and_then_without_control_characters(capsys, monkeypatch):
+    from noisecast.cli import progress
+
+    clock = iter(range(0, 10_000, 10))  # every look at the clock is 10 s later
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    with progress.sweep_progress("fig-floors") as tell:
+        for done in range(1, 41):
+            tell(done / 40, 90.0 if done < 20 else None)
+    printed = capsys.readouterr().err
+    lines = printed.splitlines()
+    assert 5 < len(lines) < 40
+    assert "fig-floors: " in lines[0] and "2 min left" in lines[0]
+    assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("shares, seconds_left", [([0.0, 0.25], 30.0), ([0.5, 0.75], 10.0), ([0.5], None)])
+def test_time_left_counts_only_what_was_done_now(monkeypatch, shares, seconds_left):
+    from noisecast.cli import progress
+
+    clock = iter(range(0, 100, 10))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    pace = progress._Pace()
+    assert [pace.seconds_left(share) for share in shares][-1] == seconds_left

@@ -1,0 +1,127 @@
+"""Best learning rates and the truncated grid on bowls whose bottoms are known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic import draw_for, imdb_row
+
+from noisecast.reproduction.fig_protocol_b import PLANS, best_cells, claims, data, draw, score_of
+from noisecast.reproduction.retuned import Cube, slope
+from noisecast.table import table_from
+
+LEVELS, SEEDS = (1.36, 2.71, 13.56, 60.0), range(4)
+RATES = {
+    "DP-SGD": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 3.5, 5.0, 6.0, 20.0),
+    "DP-SignSGD": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "DP-Adam": (0.01, 0.03, 0.1, 0.3, 1.0),
+}
+SIZE = 0.02
+
+
+def table(best=None, runners=("training", "moments"), seeds=SEEDS, floor=1.0):
+    """log-parabolas about the best learning rate of each optimizer at each noise multiplier."""
+    best = {"DP-SGD": lambda z: 5 / z, "DP-SignSGD": lambda z: 0.1, "DP-Adam": lambda z: 0.1} | (best or {})
+    rows = []
+    for name, rates in RATES.items():
+        for z in LEVELS:
+            for rate in rates:
+                for runner in runners:
+                    for seed in seeds if runner == "training" else [None]:
+                        bowl = floor + 0.3 * np.log(rate / best[name](z)) ** 2
+                        noise = SIZE * draw_for(name, z, rate, seed) if runner == "training" else 0.0
+                        about = {"optimizer": name, "noise_multiplier": z, "learning_rate": rate}
+                        rows.append(imdb_row(value=bowl + noise, seed=seed, runner=runner, **about))
+    return table_from(rows)
+
+
+def words(found, *parts):
+    return next(claim for claim in found if all(part in claim.statement for part in parts))
+
+
+def test_what_holds_on_such_bowls():
+    found = claims(data(table()))
+    sgd = words(found, "DP-SGD is proportional")
+    assert sgd.holds and sgd.value == pytest.approx(1.0, abs=0.05) and float(sgd.forecast) == pytest.approx(1, abs=0.05)
+    for name in ("DP-SignSGD", "DP-Adam"):
+        assert words(found, f"of {name} hardly").holds
+        difference = words(found, "one power of epsilon more", name)
+        assert difference.holds and difference.low < 1 < difference.high
+    assert words(found, "about as well").holds and words(found, "tuned again").holds
+    assert words(found, "makes DP-SGD fail").holds
+
+
+@pytest.mark.parametrize(
+    "best, failing",
+    [
+        ({"DP-SGD": lambda z: 1.0}, ("DP-SGD is proportional",)),
+        ({"DP-SignSGD": lambda z: 0.5 / z**0.5}, ("of DP-SignSGD hardly",)),
+        ({"DP-SGD": lambda z: 5 / z**0.5}, ("one power of epsilon more", "DP-Adam")),
+        ({"DP-SGD": lambda z: 2.0}, ("makes DP-SGD fail",)),
+        ({"DP-SGD": lambda z: 1e-9}, ("tuned again",)),
+    ],
+)
+def test_what_fails_on_others(best, failing):
+    claim = words(claims(data(table(best))), *failing)
+    assert not claim.holds and claim.corrected
+
+
+def test_a_worse_optimizer_is_not_comparable():
+    rows = table()
+    rows.loc[rows["optimizer"] == "DP-SGD", "value"] += 1.0
+    claim = words(claims(data(rows)), "about as well")
+    assert not claim.holds and claim.value == pytest.approx(2.0, abs=0.1)
+
+
+def test_the_first_grid_ends_where_the_papers_does():
+    best = best_cells(data(table())).query("runner == 'training' and noise_multiplier == 60")
+    rates = best.set_index("curve")["learning_rate"]
+    assert rates["DP-SGD"] == 0.5 and rates["DP-SGD tuned again"] == 0.1
+    assert best.set_index("curve")["learning_rate_at_edge"]["DP-SGD"] == "lowest"
+
+
+def test_levels_at_an_edge_do_not_count():
+    rows = table({"DP-SGD": lambda z: 5 / z if z < 50 else 1e-6})
+    cube = Cube(data(rows).query("optimizer == 'DP-SGD' and runner == 'training'"))
+    assert cube.is_inside().tolist() == [True, True, True, False]
+    assert slope(cube).value == pytest.approx(1.0, abs=0.1)
+    too_few = Cube(data(table({"DP-SGD": lambda z: 1e-6})).query("optimizer == 'DP-SGD' and runner == 'training'"))
+    assert np.isnan(slope(too_few).value)
+
+
+def test_the_vertex_lies_between_the_rates():
+    rows = data(table({"DP-SGD": lambda z: 0.17}, runners=("moments",))).query("optimizer == 'DP-SGD'")
+    cube = Cube(rows)
+    assert cube.rates_of(cube.values) == pytest.approx(0.17, rel=0.02)
+
+
+def test_diverged_cells_are_never_chosen():
+    rows = table()
+    lost = (rows["optimizer"] == "DP-SGD") & (rows["learning_rate"] > 4) & (rows["seed"] == 1)
+    rows.loc[lost, ["value", "status"]] = [-1.0, "diverged"]
+    best = best_cells(data(rows)).query("runner == 'training' and optimizer == 'DP-SGD'")
+    assert (best["learning_rate"] < 4).all()
+
+
+def test_the_price_is_counted_in_three_ways():
+    claim = claims(data(table()))[-1]
+    assert not claim.holds and claim.value > 2 and np.isnan(claim.low)
+    assert all(part in claim.corrected for part in ("public data", "all 23 runs counted", "geometric"))
+
+
+def test_the_score_is_what_was_recorded():
+    rows = data(table())
+    assert score_of(rows).when == "final"
+    epochs = [rows.assign(step=rows["step"] - 390 * back) for back in range(5)]
+    assert score_of(data(table_from(pd.concat(epochs, ignore_index=True)))).when == "last epochs"
+
+
+def test_the_paper_scale_is_the_papers_grid():
+    plan = PLANS["paper"][0]
+    cells = sum(len(rates) * len(clips) for rates, clips in plan.grids.values())
+    assert cells == 119 and cells * len(plan.noise_multipliers) == 1_309
+
+
+def test_it_is_drawn(tmp_path):
+    drawn = draw(data(table()))
+    assert len(drawn.axes) == 3 and all(axes.lines for axes in drawn.axes)
+    drawn.savefig(tmp_path / "picture.png")

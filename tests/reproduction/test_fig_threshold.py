@@ -1,0 +1,130 @@
+"""The thresholds on curves whose crossings are known."""
+
+import numpy as np
+import pytest
+from synthetic import draw_for, imdb_row
+
+from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
+from noisecast.reproduction import fig_threshold
+from noisecast.reproduction.fig_threshold import PLANS, claims, data, draw, thresholds, window_of
+from noisecast.reproduction.tasks import IMDB
+from noisecast.table import table_from
+
+SIZES, LEVELS, SEEDS = (48.0, 64.0, 80.0), tuple(np.geomspace(1, 8, 16)), range(4)
+SIGN, ADAM = 3.2, 2.56  # z* at B = 64 by the corrected formula with the paper's settings
+
+
+def table(crossing_of=lambda size: SIGN * size / 64, clipped=0.0, runners=("training", "moments"), levels=LEVELS):
+    """Losses (z / z*)^2 and z / z*, which cross at z*(B); DP-Adam's at 0.8 of it."""
+    rows = []
+    for size in SIZES:
+        for z in levels:
+            x = z / crossing_of(size)
+            values = {DPSGD: x**2, DPSignSGD: x, DPAdam: 0.8 * x}
+            for kind, value in values.items():
+                setting = IMDB.tuned[kind]
+                about = {"batch_size": size, "noise_multiplier": z, "optimizer": kind.name, **setting._asdict()}
+                rows += [imdb_row(value=clipped, metric="clip_fraction", step=0, **about)]
+                for runner in runners:
+                    seeds = SEEDS if runner == "training" else [None]
+                    is_noisy = runner == "training" and kind is DPSGD
+                    noise = {seed: 1 + 0.01 * draw_for(seed) * is_noisy for seed in seeds}
+                    rows += [imdb_row(value=value * noise[s], seed=s, runner=runner, **about) for s in seeds]
+    return table_from(rows)
+
+
+def by_words(found):
+    words = {
+        "is one": "the lower final loss",
+        "falls": "falls as the batch",
+        "window": "window",
+        "printed": "formula gives",
+    }
+    sign = [claim for claim in found if "DP-SignSGD" in claim.statement]
+    return {short: next(c for c in sign if long in c.statement) for short, long in words.items()}
+
+
+def test_the_thresholds_are_where_the_curves_cross():
+    found = thresholds(data(table()))
+    assert len(found) == 3 * 2 * 4
+    for source in ("training", "moments"):
+        for name, at_64 in (("DP-SignSGD", SIGN), ("DP-Adam", 0.8 * SIGN)):
+            voice = found[(found["source"] == source) & (found["optimizer"] == name)]
+            assert voice["noise_multiplier"].to_numpy() == pytest.approx(at_64 * np.array(SIZES) / 64, rel=0.02)
+    corrected = found[(found["source"] == "corrected") & (found["batch_size"] == 64)].set_index("optimizer")
+    assert corrected["noise_multiplier"]["DP-SignSGD"] == pytest.approx(SIGN, rel=0.01)
+    assert corrected["noise_multiplier"]["DP-Adam"] == pytest.approx(ADAM, rel=0.01)
+    measured = found[(found["source"] == "training") & (found["batch_size"] == 64)].iloc[0]
+    assert measured["epsilon"] == pytest.approx(1.5 * measured["nominal_epsilon"], rel=1e-3)
+
+
+def test_what_holds_on_such_curves():
+    found = by_words(claims(data(table())))
+    assert found["is one"].holds and found["window"].holds and found["falls"].holds
+    assert found["falls"].value == pytest.approx(-0.5, abs=0.05)
+    assert found["falls"].low < found["falls"].value < found["falls"].high < 0
+    assert "39,000" in found["falls"].corrected and "B^1.0" in found["falls"].corrected
+    assert not found["printed"].holds and found["printed"].value > 30
+    assert found["is one"].low < SIGN < found["is one"].high
+
+
+@pytest.mark.parametrize(
+    "crossing_of, failing",
+    [(lambda size: SIGN * (64 / size), "falls"), (lambda size: 1.5 * size / 64, "window"), (lambda size: 99, "is one")],
+)
+def test_what_fails_on_others(crossing_of, failing):
+    assert not by_words(claims(data(table(crossing_of))))[failing].holds
+
+
+def test_where_the_printed_formula_would_be_right_it_holds():
+    printed = thresholds(data(table())).query("source == 'printed' and batch_size == 64")["noise_multiplier"].iloc[0]
+    levels = tuple(np.geomspace(printed / 3, 3 * printed, 16))
+    assert by_words(claims(data(table(lambda size: printed * size / 64, levels=levels))))["printed"].holds
+
+
+def test_a_crossing_the_other_way_is_none():
+    rows = table()
+    swapped = rows.assign(optimizer=rows["optimizer"].replace({"DP-SGD": "DP-SignSGD", "DP-SignSGD": "DP-SGD"}))
+    found = thresholds(data(swapped)).query("optimizer == 'DP-SignSGD' and source == 'training'")
+    assert found["noise_multiplier"].isna().all()
+
+
+def test_a_diverged_run_is_a_lost_one():
+    rows = table()
+    lost = (rows["optimizer"] == "DP-SGD") & (rows["noise_multiplier"] >= 3) & (rows["metric"] == "loss")
+    rows.loc[lost, ["value", "status"]] = [np.nan, "diverged"]
+    found = thresholds(data(rows)).query("source == 'training' and batch_size == 80 and optimizer == 'DP-SignSGD'")
+    assert 2.0 <= found["noise_multiplier"].iloc[0] <= 3.0
+
+
+def test_where_most_are_clipped_the_clip_norm_of_the_other_does_not_count():
+    found = thresholds(data(table(clipped=0.9))).query("source == 'corrected' and optimizer == 'DP-SignSGD'")
+    # z* = B r / C: with equal clip norms the same as unclipped.
+    assert found["noise_multiplier"].to_numpy() == pytest.approx(SIGN * np.array(SIZES) / 64, rel=0.01)
+
+
+def test_the_papers_windows():
+    low, high = window_of("factorisation of movielens, paper-like, dim 100", 64)
+    assert 0.44 < low < high < 0.9  # sigma .45 to .85 are what the paper shows
+    with pytest.raises(ValueError, match="Expected a problem of IMDB"):
+        window_of("digits", 64)
+
+
+def test_the_paper_scale_is_the_papers():
+    imdb = PLANS["paper"][0].task
+    runs = len(imdb.threshold) * len(imdb.threshold_batch_sizes) * imdb.num_seeds * 3
+    assert runs == 3_000 and imdb.num_steps(25_000, 48) == 52_000
+    assert [len(plan.task.threshold_batch_sizes) for plan in PLANS["paper"]] == [5, 3, 3, 3]
+
+
+def test_it_is_drawn(tmp_path):
+    drawn = draw(data(table()))
+    assert len([axes for axes in drawn.axes if axes.lines]) == 3 + 2
+    drawn.savefig(tmp_path / "picture.png")
+
+
+def test_one_seed_and_no_forecast_are_enough():
+    rows = table(runners=("training",))
+    frame = data(rows[rows["seed"] == 0])
+    assert len(claims(frame)) == 8 and draw(frame).axes
+    assert fig_threshold.TITLE
