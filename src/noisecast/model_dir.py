@@ -88,11 +88,21 @@ def save_model(
         "seconds": round(model.seconds, 3),
     }
     with folder_written_whole(path) as folder:
-        np.savez(folder / "parameters.npz", params=model.params)
         _write_json(folder / "model.json", described)
-        _write_json(folder / "privacy.json", model.statement.to_json())
-        _write_json(folder / "non_private.json", model.non_private_metrics)
-        (folder / "PRIVACY.txt").write_text(model.statement.sentence() + "\n", encoding="utf-8")
+        _write_parameters(folder, model)
+
+
+def save_parameters(path: str | Path, model: TrainedModel) -> None:
+    """Write parameters and statement alone, of any problem: `predict` needs more, a program of your own does not."""
+    with folder_written_whole(path) as folder:
+        _write_parameters(folder, model)
+
+
+def _write_parameters(folder: Path, model: TrainedModel) -> None:
+    np.savez(folder / "parameters.npz", params=model.params)
+    _write_json(folder / "privacy.json", model.statement.to_json())
+    _write_json(folder / "non_private.json", model.non_private_metrics)
+    (folder / "PRIVACY.txt").write_text(model.statement.sentence() + "\n", encoding="utf-8")
 
 
 def load_model(path: str | Path) -> SavedModel:

@@ -27,6 +27,7 @@ class PrivacyStatement:
       released: what the guarantee covers.   not_covered: what it does not.
       noise: the generator that batches and noise came from.
       reproducible: whether the noise came from a seed that somebody may know; then there is no guarantee.
+      chosen: of a model that was chosen among several runs, what that cost in words (epsilon is then the procedure's).
     """
 
     epsilon: float
@@ -47,6 +48,7 @@ class PrivacyStatement:
     reproducible: bool
     noise: str
     note: str | None = None
+    chosen: str | None = None
 
     def sentence(self) -> str:
         """What a lawyer could quote."""
@@ -56,12 +58,15 @@ class PrivacyStatement:
                 "whoever knows the seed can take the noise away. Train without an insecure seed for a guarantee."
             )
         if self.epsilon == float("inf"):
-            return "This model is NOT private: no noise was added (epsilon is infinite)."
+            return f"This model is NOT private: {self.chosen or 'no noise was added (epsilon is infinite).'}"
+        how = self.chosen or (
+            f"This is computed by the {self.accountant} accountant "
+            f"for {self.num_steps:,} steps of {self.optimizer} with noise multiplier {self.noise_multiplier:g}, clip "
+            f"norm {self.l2_clip_norm:g} and expected batch size {self.expected_batch_size:g}."
+        )
         return (
             f"{self.released} satisfy (ε = {epsilon_text(self.epsilon, 3)}, δ = {self.target_delta:g})-differential "
-            f"privacy with respect to {self.neighbours} {self.unit}, as computed by the {self.accountant} accountant "
-            f"for {self.num_steps:,} steps of {self.optimizer} with noise multiplier {self.noise_multiplier:g}, clip "
-            f"norm {self.l2_clip_norm:g} and expected batch size {self.expected_batch_size:g}. {self.sampler} "
+            f"privacy with respect to {self.neighbours} {self.unit}. {how} {self.sampler} "
             f"Randomness: {self.noise}. "
             f"Not covered: {' '.join(self.not_covered)}"
         )

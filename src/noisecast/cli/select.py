@@ -8,9 +8,13 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from noisecast.cli.output import TABLE_STYLE, Json, facts, number, print_json, to_reader
+from noisecast.files import why_unwritable
+from noisecast.model_dir import save_parameters
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.runners import Training
+from noisecast.scenario_file import read_sweep_file
 from noisecast.sweeps import Store
+from noisecast.sweeps.chosen_model import chosen_model
 from noisecast.sweeps.ledger import Ledger
 from noisecast.sweeps.selection import Compose, Price, Public, RepeatSelect, Selection
 from noisecast.sweeps.selection import select as select_from
@@ -44,9 +48,14 @@ def select(
     last_epochs: Annotated[
         float, Parameter(help="Score by the mean over the recorded steps of so many last epochs. 0: the last step.")
     ] = 0,
+    sweep: Annotated[Path | None, Parameter(help="With --output: the sweep file, for its data.")] = None,
+    output: Annotated[
+        Path | None, Parameter(help="Folder for the chosen run's parameters and privacy statement; not for public.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """The best settings of a sweep, and what choosing them cost in privacy."""
+    _check_output(sweep, output)
     opened = Store(store)
     table, ledger = opened.read(), None if price in (None, "public") else opened.ledger()
     chosen = select_from(
@@ -57,10 +66,25 @@ def select(
         runner=runner,
         last_epochs=last_epochs,
     )
+    if sweep is not None and output is not None:
+        save_parameters(output, chosen_model(chosen, read_sweep_file(sweep).questions, opened))
     if json:
-        print_json(_as_json(chosen))
-    else:
-        _print(chosen)
+        print_json(_as_json(chosen) | {"output": output and str(output)})
+        return
+    _print(chosen)
+    if output is not None:
+        to_reader().print(f"\nWritten: {output} (parameters.npz, PRIVACY.txt)", soft_wrap=True)
+
+
+def _check_output(sweep: Path | None, output: Path | None) -> None:
+    if (sweep is None) != (output is None):
+        raise ValueError(
+            "Expected --sweep and --output together, got one of them; the model is that of a run on its data."
+        )
+    if output is not None and output.exists():
+        raise ValueError(f"Expected a new folder for --output, got {output}, which exists; choose another name.")
+    if output is not None and (reason := why_unwritable(output.absolute())) is not None:
+        raise ValueError(reason)
 
 
 def _price(name: str | None, reason: str | None, ledger: Ledger | None) -> Price:

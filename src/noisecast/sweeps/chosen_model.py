@@ -1,0 +1,79 @@
+"""The model of the run that was chosen from a sweep: the same run once more, from the store's key."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from noisecast import engines
+from noisecast.question import Question
+from noisecast.release import TrainedModel
+from noisecast.runners import Training, repeats_of
+from noisecast.scenario import Scenario
+from noisecast.statement import NOT_COVERED, privacy_statement
+from noisecast.sweeps.selection import Public, Selection
+from noisecast.sweeps.store import Store
+
+LARGEST_GAP = 1e-3  # relative, of the recorded score: alone instead of in its group a run differs by roundings only
+
+
+def chosen_model(selection: Selection, questions: Sequence[Question], store: Store) -> TrainedModel:
+    """Parameters of the chosen run, and the statement with the epsilon of the whole procedure.
+
+    A store keeps no parameters, but the key that a run's noise and batches are made of; so the run is repeated, and is
+    the same release: no noise is drawn anew. Its score must come out as it was recorded.
+
+    Args:
+      selection: from `store`'s table, at a price that counts private runs.
+      questions: of the sweep.   store: where it was run.
+    Raises: ValueError: a choice on public data (whose model is yet to be trained on the private data), a scenario that
+      is not in the questions, or a score that does not come out.
+    """
+    if isinstance(selection.price, Public):
+        raise ValueError(
+            "Expected a price that counts private runs, got public: its sweep saw no private data. Train the model on "
+            "these with the chosen settings (noisecast train)."
+        )
+    question, scenario = _asked(selection, questions)
+    root = store.root()
+    repeats, root = repeats_of(question.num_seeds, question.insecure_seeds, root, question.first_seed)
+    seed = repeats[0] if selection.seed is None else selection.seed
+    began = time.monotonic()
+    run = engines.start([scenario], repeats=[seed], root=root)
+    run.advance(scenario.num_steps)
+    metrics = {name: float(value[0, 0]) for name, value in run.evaluate().items()}
+    _check_same(metrics, selection, store, seed)
+    statement = privacy_statement(scenario, reproducible=not root.is_private, secure_noise=root.secure_noise)
+    statement = replace(
+        statement,
+        epsilon=selection.epsilon_of_procedure,
+        accountant=selection.price.name,
+        not_covered=NOT_COVERED[1:],  # choosing is covered
+        chosen=selection.meaning,
+    )
+    return TrainedModel(scenario, run.params[0, 0], metrics, statement, time.monotonic() - began)
+
+
+def _asked(selection: Selection, questions: Sequence[Question]) -> tuple[Question, Scenario]:
+    for question in questions:
+        for scenario in question.scenarios:
+            if scenario.id == selection.scenario:
+                return question, scenario
+    raise ValueError(
+        f"Expected the chosen scenario {selection.scenario} among those of the sweep, found it not there: is this its "
+        "sweep file, with the same data?"
+    )
+
+
+def _check_same(metrics: dict[str, float], selection: Selection, store: Store, seed: int) -> None:
+    table = store.read()
+    ours = (table["scenario"] == selection.scenario) & (table["seed"] == seed) & (table["runner"] == Training.name)
+    rows = table.loc[ours & (table["metric"] == selection.metric)]
+    recorded = rows.loc[rows["step"] == rows["step"].max(), "value"].item()
+    again = metrics[selection.metric]
+    if not np.isclose(again, recorded, rtol=LARGEST_GAP, atol=0):
+        raise ValueError(
+            f"Expected {selection.metric} to come out as recorded, {recorded:.6g}, got {again:.6g}: code or key have "
+            "changed, so this would be another release. Sweep again."
+        )

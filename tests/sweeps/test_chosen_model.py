@@ -1,0 +1,87 @@
+"""The chosen run's model is that run's, with the price of the whole procedure in its statement."""
+
+import numpy as np
+import pytest
+
+import noisecast as nc
+from noisecast import engines
+from noisecast.question import Question
+from noisecast.sweeps import Store, run_sweep
+from noisecast.sweeps.chosen_model import chosen_model
+from noisecast.sweeps.selection import Compose, Public, RepeatSelect, select
+
+
+def asked() -> list[Question]:
+    train, test = nc.bundled("breast_cancer")
+    problem = nc.linear_model(train, test)
+    sampler = nc.Poisson.for_batch_size(32, train.num_examples)
+    mechanism = nc.SampledGaussian(noise_multiplier=2.0, l2_clip_norm=1.0, sampler=sampler)
+    scenarios = tuple(
+        nc.Scenario(problem=problem, mechanism=mechanism, optimizer=nc.DPSGD(learning_rate=rate), num_steps=30)
+        for rate in (0.01, 0.5)
+    )
+    return [Question(scenarios=scenarios, runners=(nc.Training(),), record_at=(), num_seeds=2)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Store:
+    folder = tmp_path_factory.mktemp("sweep") / "store"
+    run_sweep(asked(), folder, workers=0)
+    return Store(folder)
+
+
+def test_it_is_the_run_that_was_recorded(store):
+    selection = select(store.read(), metric="test_loss", price=Compose(), ledger=store.ledger())
+    model = chosen_model(selection, asked(), store)
+    question = asked()[0]
+    run = engines.start(question.scenarios, repeats=[0, 1], root=store.root())
+    run.advance(30)
+    index = [s.id for s in question.scenarios].index(selection.scenario)
+    np.testing.assert_allclose(model.params, run.params[0, index], rtol=1e-4, atol=1e-6)
+
+
+def test_the_statement_has_the_procedures_epsilon(store):
+    selection = select(store.read(), metric="test_loss", price=Compose(), ledger=store.ledger())
+    model = chosen_model(selection, asked(), store)
+    assert model.statement.epsilon == selection.epsilon_of_procedure > selection.epsilon_of_run
+    assert selection.meaning in model.statement.sentence()
+    assert "Choosing the hyperparameters" not in model.statement.sentence()
+
+
+def test_of_random_trials_the_best_trial_is_released(tmp_path):
+    trials = nc.TrialDistribution(nc.TrialKind.GEOMETRIC, 3.0)
+    run_sweep(asked_once(), tmp_path / "store", workers=0, trials=trials)
+    store = Store(tmp_path / "store")
+    selection = select(store.read(), metric="test_loss", price=RepeatSelect(trials), ledger=store.ledger())
+    model = chosen_model(selection, asked_once(), store)
+    assert model.non_private_metrics["test_loss"] == pytest.approx(selection.value, rel=1e-4)
+    assert model.statement.epsilon == selection.epsilon_of_procedure
+
+
+def asked_once() -> list[Question]:
+    from dataclasses import replace
+
+    return [replace(asked()[0], num_seeds=1)]
+
+
+def test_another_key_is_seen(store, tmp_path):
+    run_sweep(asked(), tmp_path / "other", workers=0)
+    selection = select(store.read(), metric="test_loss", price=Compose(), ledger=store.ledger())
+    (store.folder / "key").rename(store.folder / "kept")
+    try:
+        (store.folder / "key").write_bytes((tmp_path / "other" / "key").read_bytes())
+        with pytest.raises(ValueError, match="another release"):
+            chosen_model(selection, asked(), store)
+    finally:
+        (store.folder / "kept").replace(store.folder / "key")
+
+
+def test_a_choice_by_the_training_loss_gives_a_model_that_says_it_is_not_private(store):
+    selection = select(store.read(), metric="loss", price=Compose(), ledger=store.ledger())
+    assert "NOT private" in chosen_model(selection, asked(), store).statement.sentence()
+
+
+def test_a_public_sweep_has_no_private_model(store):
+    selection = select(store.read(), metric="loss", price=Public("simulated"))
+    with pytest.raises(ValueError, match="noisecast train"):
+        chosen_model(selection, asked(), store)
