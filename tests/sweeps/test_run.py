@@ -83,7 +83,7 @@ def test_a_sweep_may_grow_and_only_what_is_new_is_computed(tmp_path, monkeypatch
 def test_another_sweep_is_refused_and_nothing_changes(tmp_path):
     before = run_sweep([grid()], tmp_path / "store", workers=0)
     for other, why in (
-        (grid(record_at=(0, 5)), "settings, seeds or recorded steps"),
+        (grid(record_at=(0, 5)), "settings, seeds, recorded steps or key"),
         (questions(1)[0], "other data"),
     ):
         with pytest.raises(ValueError, match=why):

@@ -169,7 +169,7 @@ def _check_own(store: Store, tasks: Sequence[Task]) -> None:
     elif any(not data.issuperset(f.data) for f in strangers.values()):
         why = "they are about other data"
     else:
-        why = "their settings, seeds or recorded steps are others"
+        why = "their settings, seeds, recorded steps or key are others"
     raise ValueError(
         f"{store.folder} holds {runs} runs that this sweep does not ask for: {why}. Nothing was changed; use a new "
         "folder, or put back what has changed."

@@ -1,0 +1,170 @@
+"""`noisecast sweep`, `results` and `select` as a person meets them."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from noisecast.cli import main
+
+SWEEP = """
+num_steps = 40
+num_seeds = 2
+record_at = [20]
+runners = ["training"]
+[problem]
+kind = "bundled"
+name = "breast_cancer"
+[mechanism]
+noise_multiplier = [1.0, 2.0]
+l2_clip_norm = [0.1, 0.5]
+batch_size = 32
+[[optimizer]]
+name = "dp-sgd"
+learning_rate = [0.1, 1.0]
+"""
+FIVE_MISTAKES = """
+num_step = 40
+num_seeds = 0
+[problem]
+kind = "bundled"
+name = "brest_cancer"
+[mechanism]
+noise_multiplier = [1.0, -2.0]
+batch_size = 32
+[[optimizer]]
+name = "dp-sdg"
+learning_rate = [0.1, 1.0]
+"""
+
+
+@pytest.fixture
+def run(folder, capsys):
+    (folder / "sweep.toml").write_text(SWEEP, encoding="utf-8")
+
+    def run(*arguments, status=0):
+        assert main(list(arguments)) == status
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        if status:
+            assert not printed.out
+            return printed.err.strip()
+        return json.loads(printed.out) if "--json" in arguments else " ".join(printed.out.split())
+
+    return run
+
+
+@pytest.fixture
+def swept(run):
+    run("sweep", "sweep.toml", "--store", "store", "--workers", "0")
+
+
+def test_a_sweep_counts_its_runs_and_says_what_comes_next(run):
+    printed = run("sweep", "sweep.toml", "--store", "store", "--workers", "0")
+    assert "DP-SGD training 8 16 0" in printed
+    assert "noisecast results store" in printed and "noisecast select store" in printed
+
+
+def test_again_it_computes_nothing_and_says_the_same(run, swept):
+    (row,) = run("sweep", "sweep.toml", "--store", "store", "--workers", "0", "--json")["runs"]
+    assert (row["scenarios"], row["runs"], row["diverged"]) == (8, 16, 0)
+
+
+def test_an_estimate_runs_nothing(run, folder):
+    said = run("sweep", "sweep.toml", "--store", "store", "--estimate", "--json")
+    assert said["runs"] == 16 and said["seconds"] > 0
+    assert not (folder / "store").exists()
+
+
+def test_five_mistakes_are_reported_at_once(run, folder):
+    (folder / "sweep.toml").write_text(FIVE_MISTAKES, encoding="utf-8")
+    said = run("sweep", "sweep.toml", "--store", "store", status=2)
+    for words in ("num_step", "num_seeds", "brest_cancer", "-2", "dp-sdg"):
+        assert words in said
+    assert len(said.splitlines()) >= 5
+    assert not (folder / "store").exists()
+
+
+def test_another_sweeps_store_is_not_touched(run, folder, swept):
+    before = {path: path.read_bytes() for path in folder.joinpath("store").rglob("*") if path.is_file()}
+    (folder / "sweep.toml").write_text(SWEEP.replace("record_at = [20]", "record_at = [10]"), encoding="utf-8")
+    assert "does not ask for" in run("sweep", "sweep.toml", "--store", "store", "--workers", "0", status=2)
+    assert {path: path.read_bytes() for path in folder.joinpath("store").rglob("*") if path.is_file()} == before
+
+
+def test_no_cluster_no_traceback(run):
+    assert "Expected a Ray cluster at" in run(
+        "sweep", "sweep.toml", "--store", "store", "--ray", "127.0.0.1:1", status=2
+    )
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_results_show_every_scenarios_end(run, swept):
+    rows = run("results", "store", "--json")["rows"]
+    assert len(rows) == 8
+    assert {row["num_seeds"] for row in rows} == {2}
+    assert "non_private" in run("results", "store")
+
+
+def test_sql_asks_the_table(run, swept):
+    query = "select count(*) as n from results where metric = 'loss' and step = 40"
+    assert run("results", "store", "--sql", query, "--json")["rows"] == [{"n": 16}]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["select * from nothing", "selec", "select * from read_csv('data.csv')", "copy results to 'stolen.csv'"],
+)
+def test_a_query_that_fails_or_leaves_the_table_is_a_sentence(run, folder, swept, query):
+    assert "Expected a query of the table `results`" in run("results", "store", "--sql", query, status=2)
+    assert not (folder / "stolen.csv").exists()
+
+
+def test_all_rows_can_be_written(run, folder, swept):
+    for name, read in (("rows.csv", pd.read_csv), ("rows.parquet", pd.read_parquet)):
+        run("results", "store", "--output", name)
+        assert len(read(folder / name)) == 16 * 2 * len(read(folder / name)["metric"].unique())
+
+
+def test_columns_are_listed(run, swept):
+    assert {"column": "noise_multiplier", "type": "float64"} in run("results", "store", "--columns", "--json")["rows"]
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["results", "nowhere"], "Expected a store at nowhere"),
+        (["results", "store", "--metric", "los"], "Expected a metric among"),
+        (["results", "store", "--output", "rows.txt"], ".csv or .parquet"),
+        (["select", "nowhere", "--metric", "test_loss", "--price", "compose"], "Expected a store at nowhere"),
+        (["select", "store", "--metric", "test_loss"], "public, compose or repeat-select"),
+        (["select", "store", "--metric", "test_loss", "--price", "repeat-select"], "fixed grid"),
+        (["select", "store", "--metric", "test_loss", "--price", "compose", "--output", "m"], "--sweep and --output"),
+    ],
+)
+def test_bad_requests_are_sentences(run, swept, arguments, says):
+    assert says in run(*arguments, status=2)
+
+
+def test_a_truncated_shard_is_refused_by_name(run, folder, swept):
+    shard = next(folder.joinpath("store", "shards").glob("*.parquet"))
+    shard.write_bytes(shard.read_bytes()[:100])
+    assert shard.name in run("results", "store", status=2)
+
+
+# --- select ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_choice_carries_both_epsilons_and_its_model(run, folder, swept):
+    chosen = run("select", "store", "--metric", "test_loss", "--price", "compose",
+                 "--sweep", "sweep.toml", "--output", "model", "--json")  # fmt: skip
+    assert chosen["epsilon_of_procedure"] > chosen["epsilon_of_run"]
+    said = json.loads((folder / "model" / "privacy.json").read_text())
+    assert said["epsilon"] == chosen["epsilon_of_procedure"]
+    assert (folder / "model" / "parameters.npz").exists()
+
+
+def test_a_choice_by_training_loss_has_no_guarantee(run, swept):
+    assert run("select", "store", "--metric", "loss", "--price", "compose", "--json")["epsilon_of_procedure"] == "inf"
