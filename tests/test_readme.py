@@ -38,6 +38,15 @@ def test_command_runs(command, tmp_path, monkeypatch):
     assert name == "noisecast" and main(arguments) == 0
 
 
+def test_the_commands_about_sweeps_run_one_after_the_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for block in blocks("docs/sweeps.md", "sh"):
+        for command in block.splitlines():
+            name, *arguments = shlex.split(command, comments=True)
+            assert name == "noisecast" and main(arguments) == 0, command
+
+
 def test_the_users_own_model_takes_fewer_than_fifteen_lines():
     block = next(block for _, block in BLOCKS if "equinox" in block)
     assert len([line for line in block.splitlines() if line.strip()]) < 15

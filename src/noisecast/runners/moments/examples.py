@@ -135,7 +135,9 @@ def matrix_of(data: Labelled, chosen: np.ndarray) -> Any:
     there = values != 0
     ends = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
     shape = (len(values), data.rows.num_features)
-    return scipy.sparse.csr_array((values[there], indices[there], ends), shape=shape)
+    # Narrow places, or SciPy widens them all: products with sparse rows cost what they read.
+    narrow = np.int32 if ends[-1] < 2**31 else np.int64
+    return scipy.sparse.csr_array((values[there], indices[there].astype(narrow), ends.astype(narrow)), shape=shape)
 
 
 def _split(features: Any, data: Labelled, chosen: np.ndarray, first: np.ndarray) -> Rows:
