@@ -6,8 +6,9 @@ from synthetic import draw_for, imdb_row
 
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
 from noisecast.reproduction import fig_threshold
-from noisecast.reproduction.fig_threshold import PLANS, claims, data, draw, thresholds, window_of
+from noisecast.reproduction.fig_threshold import PLANS, claims, data, draw
 from noisecast.reproduction.tasks import IMDB
+from noisecast.reproduction.thresholds import thresholds, window_of
 from noisecast.table import table_from
 
 SIZES, LEVELS, SEEDS = (48.0, 64.0, 80.0), tuple(np.geomspace(1, 8, 16)), range(4)
@@ -24,7 +25,7 @@ def table(crossing_of=lambda size: SIGN * size / 64, clipped=0.0, runners=("trai
             for kind, value in values.items():
                 setting = IMDB.tuned[kind]
                 about = {"batch_size": size, "noise_multiplier": z, "optimizer": kind.name, **setting._asdict()}
-                rows += [imdb_row(value=clipped, metric="clip_fraction", step=0, **about)]
+                rows += [imdb_row(value=clipped, metric="clip_fraction", **about)]
                 for runner in runners:
                     seeds = SEEDS if runner == "training" else [None]
                     is_noisy = runner == "training" and kind is DPSGD
@@ -37,6 +38,7 @@ def by_words(found):
     words = {
         "is one": "the lower final loss",
         "falls": "falls as the batch",
+        "why": "less batch noise",
         "window": "window",
         "printed": "formula gives",
     }
@@ -63,7 +65,9 @@ def test_what_holds_on_such_curves():
     assert found["is one"].holds and found["window"].holds and found["falls"].holds
     assert found["falls"].value == pytest.approx(-0.5, abs=0.05)
     assert found["falls"].low < found["falls"].value < found["falls"].high < 0
-    assert "39,000" in found["falls"].corrected and "B^1.0" in found["falls"].corrected
+    assert "39,000" in found["falls"].measure
+    assert not found["why"].holds and found["why"].value == pytest.approx(1.0, abs=0.05)
+    assert "z* grows as B^1" in found["why"].corrected
     assert not found["printed"].holds and found["printed"].value > 30
     assert found["is one"].low < SIGN < found["is one"].high
 
@@ -76,10 +80,25 @@ def test_what_fails_on_others(crossing_of, failing):
     assert not by_words(claims(data(table(crossing_of))))[failing].holds
 
 
+def test_batch_noise_would_be_seen():
+    found = by_words(claims(data(table(lambda size: SIGN * (size / 64) ** 1.7))))
+    assert found["why"].holds and found["why"].value == pytest.approx(1.7, abs=0.05) and found["falls"].holds
+
+
 def test_where_the_printed_formula_would_be_right_it_holds():
     printed = thresholds(data(table())).query("source == 'printed' and batch_size == 64")["noise_multiplier"].iloc[0]
     levels = tuple(np.geomspace(printed / 3, 3 * printed, 16))
     assert by_words(claims(data(table(lambda size: printed * size / 64, levels=levels))))["printed"].holds
+
+
+def test_a_crossing_at_less_noise_is_said_and_is_not_the_threshold():
+    rows = table()
+    slow = (rows["optimizer"] == "DP-SGD") & (rows["noise_multiplier"] < 1.2) & (rows["metric"] == "loss")
+    rows.loc[slow, "value"] = 9.0
+    found = by_words(claims(data(rows)))["is one"]
+    assert found.holds and found.value == pytest.approx(SIGN, rel=0.02)
+    assert "better at the least noise too (z = 1)" in found.corrected and "39,000 steps" in found.corrected
+    assert by_words(claims(data(table())))["is one"].corrected == ""
 
 
 def test_a_crossing_the_other_way_is_none():
@@ -126,5 +145,5 @@ def test_it_is_drawn(tmp_path):
 def test_one_seed_and_no_forecast_are_enough():
     rows = table(runners=("training",))
     frame = data(rows[rows["seed"] == 0])
-    assert len(claims(frame)) == 8 and draw(frame).axes
+    assert len(claims(frame)) == 10 and draw(frame).axes
     assert fig_threshold.TITLE

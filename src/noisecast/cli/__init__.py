@@ -41,6 +41,7 @@ COMMANDS = {
     "sweep": "Run a grid of scenarios into a store; run it again, and it goes on where it ended.",
     "results": "Read a store: the end of every scenario, or any question in SQL.",
     "select": "The best settings of a sweep, and what choosing them cost in privacy.",
+    "protocol": "Optimizers compared across privacy levels, each tuned once (a) or at each of them (b).",
     "account": "Epsilon spent by a mechanism, or the noise that a target epsilon needs.",
     "reproduce": "The paper's figures: each with its numbers and what they say of its claims.",
     "datasets": "The data sets that are read by name, and the files that `train` reads.",

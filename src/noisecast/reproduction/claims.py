@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass, fields
 
 import pandas as pd
 
+# For `corrected`, where the interval holds what is claimed and more than the claim allows: nothing is refuted.
+UNDECIDED = "Not decided: the interval includes the claimed number, and is too wide for it; more seeds would tell."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:

@@ -63,12 +63,16 @@ def by_seed(rows: pd.DataFrame, *, x: str = "noise_multiplier") -> tuple[np.ndar
 
 
 def mean(values: np.ndarray) -> Estimate:
-    """Mean over seeds of one number a seed, (seeds,).
+    """Mean over seeds of one number a seed, (seeds,), with Student's interval.
 
     >>> [round(number, 2) for number in mean(np.array([1.0, 2.0, 3.0]))]
-    [2.0, -0.63, 4.63]
+    [2.0, -0.48, 4.48]
     """
-    return bootstrap(lambda sample: float(sample.mean()), values)
+    value, count = float(np.mean(values)), len(values)
+    if count < 2 or not math.isfinite(value):
+        return Estimate(value, math.nan, math.nan)
+    half = float(stats.t.isf((1 - COVERAGE) / 2, count - 1) * np.std(values, ddof=1)) / math.sqrt(count)
+    return Estimate(value, value - half, value + half)
 
 
 def log_log_slope(x: np.ndarray, values: np.ndarray) -> Estimate:
@@ -92,11 +96,62 @@ def log_log_slope(x: np.ndarray, values: np.ndarray) -> Estimate:
     return bootstrap(slope, values)
 
 
+def power_law(x: np.ndarray, values: np.ndarray) -> Estimate:
+    """p of mean = a + b x^p with b > 0 and the offset a unknown, by least squares of relative errors.
+
+    For losses whose smallest value nobody knows: an offset that is guessed decides the slope of what lies above it. p
+    is sought in -1 to 4, and 0 is a logarithm; an interval that reaches a limit of the search is open there. nan where
+    the means do not grow.
+
+    Args:
+      x: (points,) > 0; four or more.   values: (points, seeds), with positive means.
+
+    >>> x = np.array([0.5, 1.0, 2.0, 4.0, 8.0])
+    >>> round(power_law(x, np.outer(0.7 + 0.1 * x**1.5, [0.999, 1.001])).value, 2)
+    1.5
+    """
+    scale = 1 / values.mean(axis=1)
+    hats = np.array([_hat(x, scale, power) for power in POWERS])
+
+    def power(sample: np.ndarray) -> float:
+        wanted = sample.mean(axis=1) * scale
+        best = int(np.argmin(((wanted - hats @ wanted) ** 2).sum(axis=1)))
+        return float(POWERS[best]) if offset_fit(x, sample.mean(axis=1), POWERS[best])[1] > 0 else math.nan
+
+    return bootstrap(power, values)
+
+
+POWERS = np.linspace(-1, 4, 501)
+
+
+def offset_fit(x: np.ndarray, means: np.ndarray, power: float) -> tuple[float, float]:
+    """(a, b) of means = a + b (x^power - 1) / power by least squares of relative errors; log x at power 0."""
+    design = np.stack([np.ones_like(x), _grown(x, power)], axis=1) / means[:, None]
+    found = np.linalg.lstsq(design, np.ones_like(x), rcond=None)[0]
+    return float(found[0]), float(found[1])
+
+
+def offset_curve(x: np.ndarray, power: float, coefficients: tuple[float, float]) -> np.ndarray:
+    """What `offset_fit` fitted, at x."""
+    return coefficients[0] + coefficients[1] * _grown(x, power)
+
+
+def _grown(x: np.ndarray, power: float) -> np.ndarray:
+    return np.log(x) if abs(power) < 1e-9 else (x**power - 1) / power
+
+
+def _hat(x: np.ndarray, scale: np.ndarray, power: float) -> np.ndarray:
+    """The projection onto constants and x^power, of values times scale."""
+    basis, _ = np.linalg.qr(np.stack([np.ones_like(x), _grown(x, power)], axis=1) * scale[:, None])
+    return basis @ basis.T
+
+
 def crossing(x: np.ndarray, a: np.ndarray, b: np.ndarray) -> Estimate:
     """Where the mean of curve a crosses that of b, interpolated in log x.
 
     Where noise makes them cross three times, it is the middle one; nan where both ends have the same curve below. An
-    interval reaches to 0 or to infinity where in more than 2.5 % of the resamples they cross outside the range of x.
+    interval reaches to 0 or to infinity where in more than 2.5 % of the resamples they cross outside the range of x. It
+    knows of chance alone, not of how far the curves are from lines in log x between two points.
 
     Args:
       x: (points,) > 0, increasing.   a, b: (points, seeds), the same seeds.
@@ -126,9 +181,9 @@ def crossing(x: np.ndarray, a: np.ndarray, b: np.ndarray) -> Estimate:
 
 
 def bootstrap(statistic: Callable[[np.ndarray], float], values: np.ndarray) -> Estimate:
-    """The statistic of values (..., seeds) with its interval; resamples without a number (nan) are left out.
+    """A statistic of values (..., seeds), with its interval.
 
-    No interval where they are more than one in twenty, or of one seed.
+    Resamples without a number (nan) are left out; no interval where they are more than one in twenty, or of one seed.
     """
     value, count = statistic(values), values.shape[-1]
     if count < 2 or not math.isfinite(value):

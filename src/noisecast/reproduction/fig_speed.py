@@ -1,0 +1,304 @@
+"""How fast the loss falls at six noise levels: Figs. speed, speed_movielens and speed_test_loss.
+
+The paper: DP-SGD's speed does not depend on epsilon, the adaptive optimizers' is proportional to it (Thms.
+lossbound_sgd, lossbound_sign). In the noise multiplier z these are the powers 0 and -1.
+
+Speed is the rate at which the way to the best loss gets shorter in the first part of training: the least-squares rate
+r, per step, of (f - f_best) / (f_start - f_best) = exp(-r k), from the start until a fifth of the way is gone or the
+loss turns, whichever is first. f_best is the lowest mean loss that this optimizer reaches at any of the multipliers. A
+curve that never covers `LEAST_FALL` of the way does not converge and has no speed: the paper's claim leaves it out too.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES
+from noisecast.question import Question
+from noisecast.reproduction.claims import UNDECIDED, Claim
+from noisecast.reproduction.fits import Estimate, bootstrap, each, mean, only
+from noisecast.reproduction.tasks import TASKS, Scale, Task
+from noisecast.sweeps import run_sweep
+from noisecast.table import METRICS
+
+TITLE = "How fast the loss falls, by privacy noise"
+
+NUM_TIMES = 14
+FIRST_PART = 0.2  # of the way to the best loss: over it the rate is fitted
+LEAST_FALL = 0.1  # of the way: a curve that never gets there does not converge
+
+WANTED = {"DP-SGD": 0.0, "DP-SignSGD": -1.0, "DP-Adam": -1.0}  # powers of z
+TOLERANCE = 0.25  # a slope is as claimed if its whole interval is that near
+
+
+def questions(scale: Scale, data_dir: Path | None = None) -> tuple[Question, ...]:
+    """Every task at the paper's six multipliers, looked at often early on."""
+    return tuple(_question(task, data_dir) for task in TASKS[scale])
+
+
+def _question(task: Task, data_dir: Path | None) -> Question:
+    scenarios = task.scenarios(task.load(data_dir), task.speed)
+    return Question(
+        scenarios=scenarios,
+        runners=task.runners,
+        record_at=times(scenarios[0].num_steps),
+        insecure_seeds=tuple(range(task.num_seeds)),
+    )
+
+
+def times(num_steps: int) -> tuple[int, ...]:
+    """The start, then times evenly spaced in their logarithm from num_steps / 200.
+
+    >>> times(1000)[:4], times(1000)[-1]
+    ((0, 5, 8, 11), 1000)
+    """
+    later = np.unique(np.round(np.geomspace(num_steps / 200, num_steps, NUM_TIMES)).astype(int))
+    return (0, *later[later > 0].tolist())
+
+
+def run(
+    scale: Scale = "quick",
+    *,
+    data_dir: Path | None = None,
+    store: Path,
+    workers: int | None = None,
+    progress: Any = lambda share, seconds_left: None,
+) -> pd.DataFrame:
+    """Train and forecast; the table, kept in `store`."""
+    return run_sweep(questions(scale, data_dir), store, workers=workers, progress=progress)
+
+
+def data(table: pd.DataFrame) -> pd.DataFrame:
+    """Loss by problem, optimizer, metric, runner, noise multiplier (and its epsilons), seed and step."""
+    rows = table.loc[table["metric"].isin(["loss", "test_loss"])]
+    columns = [
+        "problem",
+        "optimizer",
+        "metric",
+        "runner",
+        "noise_multiplier",
+        "epsilon",
+        "nominal_epsilon",
+        "num_steps",
+    ]
+    frame = rows.loc[:, [*columns, "seed", "step", "value"]].rename(columns={"value": "loss"})
+    frame["seed"] = frame["seed"].astype("Int64").fillna(0)  # the deterministic runner's only one
+    return frame.reset_index(drop=True)
+
+
+# --- The numbers ----------------------------------------------------------------------------------------------------
+
+
+def curves(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One optimizer's losses on one problem: z (multipliers,), steps (times,), losses (multipliers, times, seeds)."""
+    table = rows.pivot(index=["noise_multiplier", "step"], columns="seed", values="loss").sort_index()
+    multipliers, steps = (table.index.unique(level) for level in table.index.names)
+    return (
+        multipliers.to_numpy(float),
+        steps.to_numpy(float),
+        table.to_numpy(float).reshape(len(multipliers), len(steps), -1),
+    )
+
+
+def rates(steps: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """Early rates per step of mean curves (multipliers, times); nan for one that diverges or never falls.
+
+    >>> steps = np.linspace(0, 100, 200)
+    >>> losses = np.exp(-np.outer([0.02, 0.1], steps))
+    >>> rates(steps, losses).round(3).tolist()
+    [0.02, 0.1]
+    """
+    best = min((curve.min() for curve in losses if np.isfinite(curve).all()), default=math.nan)
+    return np.array([_rate(steps, curve, best) if np.isfinite(curve).all() else math.nan for curve in losses])
+
+
+def _rate(steps: np.ndarray, curve: np.ndarray, best: float) -> float:
+    left = (curve - best) / (curve[0] - best) if curve[0] > best else np.ones_like(curve)
+    last = int(np.argmin(left))
+    if left[last] > 1 - LEAST_FALL:
+        return math.nan
+    gone = np.flatnonzero(left <= 1 - FIRST_PART)
+    last = min(last, int(gone[0])) if len(gone) else last
+    # The curve that is the best has nothing left at its end, and no logarithm there.
+    way = np.log(np.maximum(left[1 : last + 1], 1e-3))
+    time = steps[1 : last + 1]
+    return float(-(time @ way) / (time @ time))
+
+
+def rate_slope(multipliers: np.ndarray, steps: np.ndarray, losses: np.ndarray) -> tuple[Estimate, np.ndarray]:
+    """Log-log slope of the early rate in z, and the multipliers it is of; nan where fewer than three have a rate."""
+    found = rates(steps, losses.mean(axis=2))
+    used = found > 0
+    if used.sum() < 3:
+        return Estimate(math.nan, math.nan, math.nan), multipliers[used]
+    log_z = np.log(multipliers[used])
+    centred = log_z - log_z.mean()
+
+    def slope(sample: np.ndarray) -> float:
+        rate = rates(steps, sample.mean(axis=2))[used]
+        return float(centred @ np.log(rate) / (centred @ centred)) if (rate > 0).all() else math.nan
+
+    return bootstrap(slope, losses), multipliers[used]
+
+
+# --- Claims ---------------------------------------------------------------------------------------------------------
+
+
+def claims(frame: pd.DataFrame) -> list[Claim]:
+    """For each problem, loss and optimizer: the power of z that its early speed follows."""
+    trained = only(frame, runner="training")
+    return [_claim(rows, *name, frame=frame) for name, rows in each(trained, "problem", "metric", "optimizer")]
+
+
+def _claim(rows: pd.DataFrame, problem: str, metric: str, optimizer: str, *, frame: pd.DataFrame) -> Claim:
+    wanted = WANTED[optimizer]
+    measured = multipliers, _, _ = curves(rows)
+    found, used = rate_slope(*measured)
+    holds = found.within(wanted - TOLERANCE, wanted + TOLERANCE)
+    left_out = f"; {len(multipliers) - len(used)} of {len(multipliers)} do not converge" if len(used) < 6 else ""
+    label = METRICS[metric].label
+    power = "does not depend on epsilon" if wanted == 0 else "is proportional to epsilon, so to 1/z"
+    return Claim(
+        source=f"Thm. {'lossbound_sgd' if wanted == 0 else 'lossbound_sign'}, Fig. {_figure(problem, metric)}",
+        statement=f"{optimizer} on {problem}: the speed of the {label} {power}",
+        measure=f"log-log slope in z of the early rate of the {label}, {_range(used)}{left_out}",
+        value=found.value,
+        low=found.low,
+        high=found.high,
+        wanted=f"{wanted - TOLERANCE:g} to {wanted + TOLERANCE:g}",
+        holds=holds,
+        theory="2 h lambda: 0, the drift; the noise adds to the loss meanwhile"
+        if wanted == 0
+        else "2 h lambda / S (sign: times 0.80): -1 where privacy noise dominates S, 0 where batch noise does",
+        forecast=_forecast(frame, problem, metric, optimizer),
+        corrected="" if holds else UNDECIDED if found.contains(wanted) else _corrected(optimizer, *measured),
+    )
+
+
+def _figure(problem: str, metric: str) -> str:
+    if metric == "test_loss":
+        return "speed_test_loss"
+    return "speed_movielens" if "movielens" in problem else "speed"
+
+
+def _range(used: np.ndarray) -> str:
+    return f"z = {used.min():g} to {used.max():g}" if len(used) else "no z"
+
+
+def _forecast(frame: pd.DataFrame, problem: str, metric: str, optimizer: str) -> str:
+    rows = only(frame, problem=problem, metric=metric, optimizer=optimizer, runner="moments")
+    if rows.empty:
+        return ""
+    found, used = rate_slope(*curves(rows))
+    return f"{found.value:.2f} over {_range(used)}" if np.isfinite(found.value) else f"no slope: {len(used)} converge"
+
+
+def _corrected(optimizer: str, multipliers: np.ndarray, steps: np.ndarray, losses: np.ndarray) -> str:
+    """The rates themselves at the least and the most noise that has one."""
+    found = rates(steps, losses.mean(axis=2))
+    falling = np.flatnonzero(found > 0)
+    if len(falling) < 2:
+        return "The loss hardly falls at any of these multipliers: there is no speed to compare."
+    first, last = falling[0], falling[-1]
+    low, high = multipliers[first], multipliers[last]
+    if optimizer == "DP-SGD":
+        why = "The drift is the same, but what the noise adds to the loss grows with z^2 from the first step."
+    elif found[last] / found[first] > low / high:
+        why = "Less than 1/z: batch noise in S makes the speed saturate."
+    else:
+        why = "More than 1/z: what the noise adds to the loss slows its fall as well."
+    return (
+        f"From z = {low:g} to {high:g} (a factor of {high / low:.2g}) the rate changes by a factor of "
+        f"{found[last] / found[first]:.2g}. {why}"
+    )
+
+
+# --- The picture ----------------------------------------------------------------------------------------------------
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """A row a problem and a loss: its path under each optimizer, then its early rates against z."""
+    optimizers = [name for name in OPTIMIZER_COLOURS if name in set(frame["optimizer"])]
+    panels = list(each(frame, "problem", "metric"))
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(3.2 * (len(optimizers) + 1), 2.5 * len(panels) + 1), layout="constrained")
+        grid = figure.subplots(len(panels), len(optimizers) + 1, squeeze=False)
+        for row, ((problem, metric), rows) in zip(grid, panels):
+            levels = np.unique(rows["noise_multiplier"].to_numpy(float))
+            colours = ScalarMappable(LogNorm(0.8 * levels[0], 1.1 * levels[-1]), mpl.colormaps["plasma_r"])
+            for axes, optimizer in zip(row, optimizers):
+                _draw_paths(axes, only(rows, optimizer=optimizer), colours)
+                axes.set_title(optimizer, color=OPTIMIZER_COLOURS[optimizer])
+            row[0].set_ylabel(f"{problem.replace('factorisation of ', '').replace(', dim 100', '')}\n"
+                              f"{METRICS[metric].label}")  # fmt: skip
+            bar = figure.colorbar(colours, ax=row[-2], ticks=levels, format="%g", aspect=30, pad=0.02)
+            bar.ax.minorticks_off()
+            bar.ax.tick_params(labelsize=7)
+            bar.ax.set_title("z", fontsize=9)
+            _draw_rates(row[-1], rows)
+        _legend(figure, frame)
+    return figure
+
+
+def _draw_paths(axes: Any, rows: pd.DataFrame, colours: ScalarMappable) -> None:
+    """Mean loss by step, dark for much noise; bands where trained."""
+    seen: list[float] = []
+    for (z, runner), curve in each(rows.sort_values("step"), "noise_multiplier", "runner"):
+        points = np.array([(step, *mean(some["loss"].to_numpy(float))) for step, some in each(curve, "step")])
+        step, value, low, high = points[np.isfinite(points[:, 1])].T
+        seen += value.tolist()
+        trained, colour = runner == "training", colours.to_rgba(z)
+        style = "-" if trained else RUNNER_LINES[runner][0]
+        axes.plot(step, value, style, color=colour, linewidth=1.3 if trained else 0.9)
+        if trained:
+            axes.fill_between(step, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(step, value, ".", color=colour, markersize=3)
+    start = only(rows, step=0)["loss"].to_numpy(float).mean()
+    low, high = min(seen), min(max(seen), 2 * start)  # a diverging curve leaves the picture
+    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    axes.set_xlabel("step")
+    axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 4))
+
+
+def _draw_rates(axes: Any, rows: pd.DataFrame) -> None:
+    """Early rates, relative to the least noise, with the claimed powers."""
+    for (optimizer, runner), some in each(rows, "optimizer", "runner"):
+        multipliers, steps, losses = curves(some)
+        found = rates(steps, losses.mean(axis=2))
+        used = found > 0
+        if not used.any():
+            continue
+        style, marker = RUNNER_LINES[runner]
+        colour = OPTIMIZER_COLOURS[optimizer]
+        relative = found[used] / found[used][0]
+        axes.plot(multipliers[used], relative, linestyle=style, marker=marker, markersize=4, color=colour)
+    levels = np.unique(rows["noise_multiplier"].to_numpy(float))
+    ends = levels[[0, -1]]
+    for power in (0, -1):
+        axes.plot(ends, (ends / ends[0]) ** power, linestyle=(0, (1, 2)), color="black", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="noise multiplier z", title="early rate / that at the least z")
+    axes.set_xticks(levels, [f"{z:g}" for z in levels], fontsize=7, rotation=45)
+    axes.set_xticks([], minor=True)
+
+
+def _legend(figure: Figure, frame: pd.DataFrame) -> None:
+    handles = [Line2D([], [], color=colour, linewidth=3, label=name) for name, colour in OPTIMIZER_COLOURS.items()]
+    handles.append(Line2D([], [], color="black", marker=".", label="training (solid with dots; rates: dots)"))
+    if "moments" in set(frame["runner"]):
+        handles.append(Line2D([], [], color="black", linestyle="-.", label=RUNNER_LABELS["moments"]))
+    handles.append(Line2D([], [], color="black", linestyle=(0, (1, 2)), label="claimed powers of z: 0 and -1 (dotted)"))
+    seeds = [len(set(rows["seed"])) for _, rows in each(only(frame, runner="training"), "problem")]
+    title = (
+        "Colour of the paths: noise multiplier z (dark: much noise). A rate is shown where the loss falls.\n"
+        f"Bands: 95 % interval of the mean over {' / '.join(str(n) for n in seeds)} seeds, problem by problem. "
+        "Non-private."
+    )
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, title=title)

@@ -1,0 +1,341 @@
+"""The privacy level at which adaptive optimizers overtake DP-SGD, against batch size (Figs. eps_star, eps_star_sotag).
+
+Every optimizer keeps the paper's tuned setting at all noise multipliers and batch sizes, for a fixed number of epochs:
+T = floor(n / B) epochs, so larger batches take fewer steps. The threshold is where the mean final losses cross last.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import scipy.stats
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator
+
+from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES
+from noisecast.optimizers import OPTIMIZERS
+from noisecast.question import Question
+from noisecast.reproduction.claims import Claim
+from noisecast.reproduction.fits import Estimate
+from noisecast.reproduction.tasks import (
+    FORUM,
+    FORUM_QUICK,
+    IMDB,
+    IMDB_QUICK,
+    MOVIELENS_CENTRED,
+    MOVIELENS_PAPER_LIKE,
+    MOVIELENS_PAPER_LIKE_QUICK,
+    Numbers,
+    Scale,
+    Task,
+)
+from noisecast.reproduction.thresholds import ADAPTIVE, WINDOWS, curves, slope_on_batch_size, thresholds, window_of
+from noisecast.reproduction.which_task import task_of, title_of
+from noisecast.runners import Moments, Training
+from noisecast.sweeps import run_sweep
+from noisecast.table import OK
+
+TITLE = "Where adaptive optimizers overtake DP-SGD, against the batch size"
+SOURCE = "Thm. eps_star, Fig. "
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A task, and the noise multipliers at which it is forecast as well (a forecast's curve is smooth)."""
+
+    task: Task
+    forecast: Numbers
+
+
+# Fewer epochs and more seeds than elsewhere: how long a run is hardly moves a crossing, chance does.
+PLANS: dict[Scale, tuple[Plan, ...]] = {
+    "quick": (
+        Plan(replace(IMDB_QUICK, num_seeds=8), (1, 2, 3, 4, 6)),
+        Plan(FORUM_QUICK, (1, 2, 4)),
+        Plan(replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5), (0.15, 0.35, 0.55, 0.95)),
+    ),
+    "paper": tuple(Plan(task, task.threshold) for task in (IMDB, FORUM, MOVIELENS_PAPER_LIKE, MOVIELENS_CENTRED)),
+}
+
+
+def questions(scale: Scale, data_dir: Path | None) -> tuple[Question, ...]:
+    """Training at every batch size and noise multiplier, and forecasts."""
+    asked = []
+    for plan in PLANS[scale]:
+        task, problem = plan.task, plan.task.load(data_dir)
+        for batch_size in task.threshold_batch_sizes:
+            trained = task.scenarios(problem, task.threshold, batch_size=batch_size)
+            forecast = task.scenarios(problem, plan.forecast, batch_size=batch_size)
+            record_at = (trained[0].num_steps,)
+            asked += [
+                Question(scenarios=trained, runners=(Training(),), record_at=record_at, num_seeds=task.num_seeds),
+                Question(scenarios=forecast, runners=(Moments(),), record_at=record_at),
+            ]
+    return tuple(asked)
+
+
+def run(scale: Scale, *, data_dir: Path | None, store: Path, workers: int | None, progress: Any) -> pd.DataFrame:
+    """The table of `questions`, kept in `store`."""
+    return run_sweep(questions(scale, data_dir), store, workers=workers, progress=progress)
+
+
+def data(table: Any) -> pd.DataFrame:
+    """After every run's last step: its loss, and the share of examples that is clipped."""
+    shown = table.loc[(table["step"] == table["num_steps"]) & table["metric"].isin(["loss", "clip_fraction"])]
+    return shown.drop(columns=["scenario", "step", "target_delta"]).reset_index(drop=True)
+
+
+# --- The claims ------------------------------------------------------------------------------------------------------
+
+
+def claims(frame: pd.DataFrame) -> list[Claim]:
+    """Of every task and adaptive optimizer: is there a threshold, where, how it moves, and do the formulas find it."""
+    found = []
+    for (problem, name), rows in thresholds(frame).groupby(["problem", "optimizer"], sort=False):
+        voices = {source: part.set_index("batch_size") for source, part in rows.groupby("source", sort=False)}
+        about = f"{title_of(problem)}, DP-SGD and {name}: "
+        source = SOURCE + WINDOWS[task_of(problem).name][2]
+        found += [
+            _there_is_one(frame[frame["problem"] == problem], voices, source, about, name),
+            *_it_falls(voices, source, about),
+            _in_the_window(voices, source, about, problem),
+            _printed_formula(voices, source, about),
+        ]
+    return found
+
+
+def _there_is_one(rows: Any, voices: dict, source: str, about: str, name: str) -> Claim:
+    size, at = _middle(voices)
+    found = np.isfinite(at["training"]["noise_multiplier"])
+    return Claim(
+        source=source,
+        statement=f"{about}below some epsilon {name} has the lower final loss, above it DP-SGD.",
+        measure=f"noise multiplier at which the losses cross, B = {size:g} (epsilon {at['training']['epsilon']:.3g})",
+        **_numbers(at["training"]),
+        wanted="finite",
+        holds=bool(found),
+        **_beside(at),
+        corrected=" ".join(_exceptions(rows[rows["expected_batch_size"] == size], name, found)),
+    )
+
+
+def _exceptions(rows: Any, name: str, is_crossing: bool) -> Iterator[str]:
+    """Where the means say something else than one threshold."""
+    (x, sgd), (_, adaptive) = curves(rows, "training", "DP-SGD"), curves(rows, "training", name)
+    gap = (sgd - adaptive).mean(axis=1)
+    if not is_crossing:
+        yield f"No crossing: {name if gap[-1] > 0 else 'DP-SGD'} is better at the largest noise, and before it."
+    elif gap[0] > 0:
+        yield (
+            f"{name} is better at the least noise too (z = {x[0]:g}): there DP-SGD has not arrived after "
+            f"{int(rows['num_steps'].iloc[0]):,} steps; the theorem compares floors."
+        )
+
+
+def _it_falls(voices: dict, source: str, about: str) -> Iterator[Claim]:
+    slopes = {name: slope_on_batch_size(voice) for name, voice in voices.items()}
+    steps = voices["training"]["num_steps"]
+    taken = f"T = {', '.join(f'{int(t):,}' for t in steps)} at B = {', '.join(f'{size:g}' for size in steps.index)}"
+    measured = slopes["training"]
+    yield Claim(
+        source=source,
+        statement=f"{about}the threshold falls as the batch grows.",
+        measure=f"slope of log(nominal epsilon*) against log(B), {taken}",
+        **measured._asdict(),
+        wanted="< 0",
+        holds=measured.high < 0,
+        theory=f"{slopes['corrected'].value:.2f} ({_form(voices)})",
+        forecast=_text(slopes["moments"].value),
+        corrected="" if measured.high < 0 else f"Slope {_text(measured.value)}; chance hides the rest.",
+    )
+    # Nominal epsilon is q sqrt(T log(1/delta)) / z, and q sqrt(T) grows as B^(1/2) at fixed epochs.
+    powers = {name: Estimate(*(0.5 - number for number in (s.value, s.high, s.low))) for name, s in slopes.items()}
+    yield Claim(
+        source=source,
+        statement=f"{about}the threshold falls because a larger batch has less batch noise.",
+        measure="power of B with which z* grows at fixed epochs; 1 without any batch noise, more with it",
+        **powers["training"]._asdict(),
+        wanted="> 1",
+        holds=powers["training"].low > 1,
+        theory=f"{powers['corrected'].value:.2f} ({_form(voices)}, batch noise neglected)",
+        forecast=_text(powers["moments"].value),
+        corrected=(
+            f"At fixed epochs {taken}: z* in proportion to B, without any batch noise, already makes nominal epsilon* "
+            f"fall as B^-0.5; at fixed steps it would not move. z* grows as B^{_text(powers['training'].value)}."
+        ),
+    )
+
+
+def _in_the_window(voices: dict, source: str, about: str, problem: str) -> Claim:
+    size, at = _middle(voices)
+    low, high = window_of(problem, size)
+    (shown, counted, _) = WINDOWS[task_of(problem).name]
+    measured = Estimate(*_numbers(at["training"]).values())
+    holds = measured.within(low, high) if np.isfinite(measured.low) else bool(low <= measured.value <= high)
+    return Claim(
+        source=source,
+        statement=f"{about}the threshold lies in the window shown, epsilon {shown[0]:g} to {shown[1]:g} (its count).",
+        measure=f"noise multiplier at which the losses cross, B = {size:g}",
+        **_numbers(at["training"]),
+        wanted=f"{low:.3g} to {high:.3g}",
+        holds=holds,
+        **_beside(at),
+        corrected=(
+            f"The paper counts {counted:,} examples and no accountant; of what was run here, epsilon* as accounted is "
+            f"{_text(at['training']['epsilon'])}."
+        ),
+    )
+
+
+def _printed_formula(voices: dict, source: str, about: str) -> Claim:
+    size, at = _middle(voices)
+    printed, corrected = (at[name]["noise_multiplier"] for name in ("printed", "corrected"))
+    measured = Estimate(*_numbers(at["training"]).values())
+    with np.errstate(divide="ignore"):  # an interval of z* may reach to 0
+        ratio = Estimate(*(float(np.divide(printed, z)) for z in (measured.value, measured.high, measured.low)))
+    return Claim(
+        source="Thm. eps_star, Cor. sign-vs-sgd",
+        statement=f"{about}the theorem's formula gives the threshold.",
+        measure=f"measured epsilon* over the printed formula's, B = {size:g}",
+        **ratio._asdict(),
+        wanted="1",
+        holds=ratio.contains(1.0),
+        theory=f"the printed formula puts z* at {printed:.3g}; with own learning rates and clip norms {corrected:.3g}",
+        forecast=f"z* {_text(at['moments']['noise_multiplier'])}",
+        corrected=(
+            f"Each optimizer has its own learning rate and clip norm: then z* = {corrected:.3g}, measured "
+            f"{_text(measured.value)}."
+        ),
+    )
+
+
+def _text(number: float) -> str:
+    return f"{number:.3g}" if np.isfinite(number) else "none"
+
+
+def _middle(voices: dict) -> tuple[float, dict]:
+    sizes = list(voices["training"].index)
+    size = 64.0 if 64.0 in sizes else sizes[len(sizes) // 2]
+    return size, {name: voice.loc[size] for name, voice in voices.items()}
+
+
+def _numbers(at: Any) -> dict[str, Any]:
+    return {"value": at["noise_multiplier"], "low": at["low"], "high": at["high"]}
+
+
+def _form(voices: dict) -> str:
+    return _form_at(voices["corrected"].iloc[0])
+
+
+def _form_at(row: Any) -> str:
+    return "threshold_noise_multiplier_all_clipped" if row["is_clipped"] else "threshold_noise_multipliers"
+
+
+def _beside(at: dict) -> dict[str, Any]:
+    return {
+        "theory": f"{at['corrected']['noise_multiplier']:.3g} ({_form_at(at['corrected'])}, floors)",
+        "forecast": _text(at["moments"]["noise_multiplier"]),
+    }
+
+
+# --- The picture -----------------------------------------------------------------------------------------------------
+
+MOST_PANELS = 3  # of batch sizes: the smallest, the middle one and the largest
+
+
+def draw(frame: Any) -> Figure:
+    """One line a task: losses against the noise multiplier at some batch sizes, then the threshold against B."""
+    problems = list(frame["problem"].unique())
+    found = thresholds(frame)
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(14.5, 0.9 + 2.9 * len(problems)), layout="constrained")
+        lines = figure.subplots(len(problems), MOST_PANELS + 2, squeeze=False)
+        for panels, problem in zip(lines, problems):
+            _draw_task(panels, frame[frame["problem"] == problem], found[found["problem"] == problem])
+        figure.legend(handles=_handles(frame), loc="outside lower center", ncols=5)
+    return figure
+
+
+def _draw_task(panels, rows: Any, found: Any) -> None:
+    sizes = sorted(rows["expected_batch_size"].unique())
+    shown = sizes if len(sizes) <= MOST_PANELS else [sizes[0], sizes[len(sizes) // 2], sizes[-1]]
+    for panel in panels[len(shown) : MOST_PANELS]:
+        panel.axis("off")
+    problem = str(rows["problem"].iloc[0])
+    for panel, size in zip(panels, shown):
+        _draw_losses(panel, rows[rows["expected_batch_size"] == size], found[found["batch_size"] == size], problem)
+    panels[0].set_ylabel(f"{title_of(problem)}\nfinal training loss (non-private)")
+    _draw_thresholds(panels[-2], found, "epsilon", "ε* as accounted")
+    _draw_thresholds(panels[-1], found, "nominal_epsilon", "ε* nominal (no guarantee)")
+
+
+def _draw_losses(panel, rows: Any, found: Any, problem: str) -> None:
+    size, steps = float(rows["expected_batch_size"].iloc[0]), int(rows["num_steps"].iloc[0])
+    for (name, runner), curve in rows[rows["metric"] == "loss"].groupby(["optimizer", "runner"], sort=False):
+        style, marker = RUNNER_LINES[runner]
+        by_level = curve[curve["status"] != "diverged"].groupby("noise_multiplier")["value"]
+        means, seeds = by_level.mean(), np.maximum(by_level.size() - 1, 1)
+        errors = scipy.stats.t.isf(0.025, seeds) * by_level.sem()
+        colour = OPTIMIZER_COLOURS[name]
+        panel.errorbar(
+            means.index, means, yerr=errors if runner == "training" else None, linestyle=style, marker=marker,
+            markersize=3, color=colour, linewidth=1.2,
+        )  # fmt: skip
+    panel.axvspan(*window_of(problem, size), color="#999999", alpha=0.15, linewidth=0)
+    for name in ADAPTIVE:
+        at = found[(found["source"] == "training") & (found["optimizer"] == name)]["noise_multiplier"].iloc[0]
+        if np.isfinite(at):
+            panel.axvline(at, color=OPTIMIZER_COLOURS[name], linewidth=0.9, linestyle=(0, (1, 1)))
+    panel.set(xscale="log", yscale="log", xlabel="noise multiplier", title=f"B = {size:g}, T = {steps:,}")
+    _plain_ticks(panel.xaxis)
+    _plain_ticks(panel.yaxis)
+
+
+def _draw_thresholds(panel, found: Any, axis: str, title: str) -> None:
+    for (name, source), voice in found.groupby(["optimizer", "source"], sort=False):
+        voice = voice.sort_values("batch_size")
+        sizes = voice["batch_size"] * (1.0 if name == "DP-SignSGD" else 1.012)  # side by side
+        style = {"training": "none", "moments": "-.", "corrected": "--", "printed": ":"}[source]
+        values, colour = voice[axis].to_numpy(float), OPTIMIZER_COLOURS[name]
+        if source == "printed" and name != "DP-SignSGD":
+            continue  # it knows no optimizer
+        bars = None
+        if source == "training":
+            ratio = (voice["noise_multiplier"] / voice[["high", "low"]].T).to_numpy(float)  # epsilon falls as z grows
+            bars = np.abs(np.nan_to_num(values * ratio - values, posinf=0.0))
+        panel.errorbar(
+            sizes, values, yerr=bars, linestyle=style, marker="o" if source == "training" else "", markersize=4,
+            color="black" if source == "printed" else colour, linewidth=1.2,
+        )  # fmt: skip
+    panel.set(yscale="log", xlabel="expected batch size", title=title, xticks=sorted(found["batch_size"].unique()))
+    _plain_ticks(panel.yaxis)
+
+
+def _plain_ticks(axis) -> None:
+    """Numbers as people write them; minor ones too where a logarithmic axis spans less than two decades."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    low, high = axis.get_view_interval()
+    minor = LogLocator(subs=(2, 5) if high > 4 * low else range(1, 10), numticks=20)
+    axis.set_minor_locator(minor)
+    axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    axis.set_tick_params(which="minor", labelsize=6)
+
+
+def _handles(frame: Any) -> Sequence[Line2D]:
+    names = [optimizer.name for optimizer in OPTIMIZERS]
+    handles = [Line2D([], [], color=OPTIMIZER_COLOURS[name], linewidth=3, label=name) for name in names]
+    seeds = frame.loc[frame["status"] == OK, "seed"].nunique()
+    for runner in ("training", "moments"):
+        style, marker = RUNNER_LINES[runner]
+        label = RUNNER_LABELS[runner] + (f", at most {seeds} seeds, bars 95 %" if runner == "training" else "")
+        handles.append(Line2D([], [], color="black", linestyle=style, marker=marker, markersize=3, label=label))
+    handles.append(Line2D([], [], color="black", linestyle="--", label="corrected formula"))
+    handles.append(Line2D([], [], color="black", linestyle=":", label="printed formula"))
+    handles.append(Line2D([], [], color="#999999", alpha=0.3, linewidth=8, label="window shown in the paper"))
+    handles.append(Line2D([], [], color="black", linestyle=(0, (1, 1)), linewidth=0.9, label="crossing (vertical)"))
+    return handles

@@ -1,0 +1,87 @@
+"""Fits find what was put in, and their intervals cover it as often as they say."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from noisecast.reproduction.fits import by_seed, crossing, each, log_log_slope, mean, only, power_law
+
+X = np.geomspace(0.5, 12, 6)
+
+
+def curves(slope: float, *, seeds: int, spread: float, rng) -> np.ndarray:
+    """x^slope with lognormal errors, part of them common to a seed; (points, seeds)."""
+    common = rng.normal(size=seeds)
+    own = rng.normal(size=(len(X), seeds))
+    return X[:, None] ** slope * np.exp(spread * (0.5 * common + own))
+
+
+@pytest.mark.parametrize("seeds", [3, 10])
+def test_a_slope_interval_covers_the_slope_and_not_a_wrong_one(seeds):
+    rng = np.random.default_rng(1)
+    found = [log_log_slope(X, curves(2.0, seeds=seeds, spread=0.05, rng=rng)) for _ in range(100)]
+    covered = np.mean([estimate.contains(2.0) for estimate in found])
+    wrong = np.mean([estimate.contains(1.7) for estimate in found])
+    assert 0.88 <= covered <= 1.0  # 95 % within its own chance, of 100
+    assert wrong <= 0.1
+    assert abs(np.mean([estimate.value for estimate in found]) - 2.0) < 0.01
+
+
+def test_a_crossing_interval_covers_the_crossing_and_not_a_wrong_one():
+    rng = np.random.default_rng(2)
+    found = []
+    for _ in range(100):
+        a, b = (np.log(curves(slope, seeds=5, spread=0.05, rng=rng)) for slope in (2.0, 1.0))
+        found.append(crossing(X, a, b + np.log(3.0)))  # 2 log x = log x + log 3, lines between the points
+    assert 0.87 <= np.mean([estimate.contains(3.0) for estimate in found]) <= 1.0
+    assert np.mean([estimate.contains(4.0) for estimate in found]) <= 0.1
+
+
+@pytest.mark.parametrize("power, wrong", [(2.0, 1.5), (1.0, 0.5), (0.0, 0.5)])
+def test_a_power_above_an_unknown_offset_is_found_and_a_wrong_one_is_not(power, wrong):
+    rng = np.random.default_rng(4)
+    grown = np.log(X) if power == 0 else X**power / power
+    found = power_law(X, (0.7 + 0.1 * grown)[:, None] * np.exp(0.003 * rng.normal(size=(len(X), 5))))
+    assert found.contains(power) and not found.contains(wrong)
+
+
+def test_what_falls_has_no_power():
+    assert math.isnan(power_law(X, np.outer(1 + 1 / X, [1.0, 1.001])).value)
+
+
+def test_no_crossing_is_not_a_number():
+    a = np.outer(X, [1.0, 1.1])
+    assert math.isnan(crossing(X, a, 2 * a).value)
+
+
+def test_a_crossing_near_the_edge_has_an_open_interval():
+    gaps = np.linspace(-1, 0.01, 6)[:, None] + np.array([-0.3, 0.0, 0.3])
+    found = crossing(X, gaps, np.zeros_like(gaps))
+    assert found.high == math.inf and 0 < found.low < found.value
+
+
+def test_one_seed_has_no_interval():
+    found = log_log_slope(X, X[:, None])
+    assert found.value == pytest.approx(1.0)
+    assert math.isnan(found.low) and not found.contains(1.0) and not found.within(0, 2)
+
+
+def test_an_interval_is_the_same_whenever_it_is_asked_for():
+    values = curves(1.0, seeds=4, spread=0.1, rng=np.random.default_rng(3))
+    assert log_log_slope(X, values) == log_log_slope(X, values)
+
+
+def test_the_mean_of_three_has_students_width():
+    found = mean(np.array([1.0, 2.0, 3.0]))
+    assert found.value == 2.0
+    assert found.high - found.low == pytest.approx(2 * 4.303 / np.sqrt(3), rel=1e-3)
+
+
+def test_rows_by_seed_by_value_and_by_group():
+    rows = pd.DataFrame({"noise_multiplier": [2.0, 1.0, 2.0], "seed": [0, 0, 1], "value": [5.0, 4.0, 6.0]})
+    x, values = by_seed(rows)
+    assert x.tolist() == [1.0, 2.0] and values.tolist() == [[4.0], [5.0]]  # seed 1 lacks a point
+    assert only(rows, seed=1)["value"].tolist() == [6.0]
+    assert [(z, len(some)) for z, some in each(rows, "noise_multiplier")] == [(2.0, 2), (1.0, 1)]
