@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -168,6 +169,32 @@ def test_an_interruption_says_what_is_kept(install, capsys, tmp_path, more, kept
     assert main(["reproduce", "fig-sde", "--output", "out"]) == 130
     assert f"Interrupted in fig-sde; {kept}" in capsys.readouterr().err
     assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
+
+
+def test_one_task_alone_asks_its_questions_alone(install, capsys, tmp_path):
+    from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, bundled, linear_model
+    from noisecast.question import Question
+    from noisecast.runners import Training
+
+    def questions(scale, data_dir):
+        train, _ = bundled("iris")
+        asked = []
+        for name in ("imdb", "movielens"):
+            problem = linear_model(replace(train, name=name))
+            sampler = Poisson.for_batch_size(30, train.num_examples)
+            mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=sampler)
+            one = Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=0.1), num_steps=2)
+            asked.append(Question(scenarios=(one,), runners=(Training(),), record_at=()))
+        return tuple(asked)
+
+    install("fig-floors", figure(SECONDS=None, questions=questions))
+    command = ["reproduce", "fig-floors", "--data", ".", "--output", "out", "--workers", "0"]
+    assert main([*command, "--task", "imdb"]) == 0
+    rows = pd.read_parquet(tmp_path / "out" / "fig-floors-imdb-table.parquet")
+    assert all("imdb" in problem for problem in rows["problem"])
+    assert main(["reproduce", "fig-sde", "--task", "imdb"]) == 2
+    assert main([*command, "--task", "mnist"]) == 2
+    assert "Expected a task among imdb, movielens, forum500" in capsys.readouterr().err
 
 
 def test_an_interrupted_sweep_goes_on_by_the_same_command(install, capsys, tmp_path):

@@ -56,6 +56,9 @@ def reproduce(
     output: Annotated[Path, Parameter(help="Folder for pictures, frames, claims and stores.")] = Path(
         "noisecast-figures"
     ),
+    task: Annotated[
+        str | None, Parameter(help="One data set alone: imdb, movielens or forum500. Default: all of the figure's.")
+    ] = None,
     data: Annotated[Path | None, Parameter(help="Folder with the data sets. Default: NOISECAST_DATA.")] = None,
     workers: Annotated[int | None, Parameter(help="Processes; one a core by default, 0 for none.")] = None,
     estimate: Annotated[
@@ -71,8 +74,12 @@ def reproduce(
         raise ValueError(f"Expected a figure among {', '.join(FIGURES)}, or all, got '{figure}'{_meant(figure)}")
     if workers is not None and workers < 0:
         raise ValueError(f"Expected --workers to be a whole number >= 0, got {workers}.")
-    names = list(FIGURES) if figure == ALL else [figure]
-    order = _Order(scale=scale, output=output, data=data, workers=workers)
+    if task is not None and task not in TASKS:
+        raise ValueError(f"Expected a task among {', '.join(TASKS)}, got '{task}'.")
+    names = [name for name in FIGURES if figure in (ALL, name) and (task is None or task in FIGURES[name].datasets)]
+    if not names:
+        raise ValueError(f"Expected a figure that {task} is in, got {figure}; leave out --task.")
+    order = _Order(scale=scale, task=task, output=output, data=data, workers=workers)
     if estimate:
         _say_estimates(names, order, json)
         return
@@ -101,13 +108,25 @@ def reproduce(
 @dataclass(frozen=True)
 class _Order:
     scale: Scale
+    task: str | None
     output: Path
     data: Path | None
     workers: int | None
 
     def store(self, name: str) -> Path:
-        """A store is of one sweep, so each scale has its own."""
-        return self.output / "stores" / f"{name}-{self.scale}"
+        """A store is of one sweep, so each scale has its own, and each task that is asked for alone."""
+        return self.output / "stores" / f"{self.file(name)}-{self.scale}"
+
+    def file(self, name: str) -> str:
+        """Of the pictures and tables."""
+        return name if self.task is None else f"{name}-{self.task}"
+
+    def questions(self, module: Any) -> tuple[Any, ...]:
+        """Of a figure that is a sweep: all of them, or those about one data set."""
+        asked = module.questions(self.scale, self.data)
+        if self.task is None:
+            return asked
+        return tuple(question for question in asked if self.task in question.scenarios[0].problem.name)
 
 
 class _NoData(ValueError):
@@ -128,25 +147,34 @@ def _reproduce(name: str, order: _Order) -> dict[str, Any]:
         _say(f"{name}, {order.scale} scale. {module.TITLE}. {_expectation(module, name, order)}")
         if not _is_computed_whole(module):
             order.store(name).parent.mkdir(exist_ok=True)
-        with sweep_progress(name) as progress:
-            table = module.run(
-                order.scale, data_dir=order.data, store=order.store(name), workers=order.workers, progress=progress
-            )
+        with sweep_progress(order.file(name)) as progress:
+            table = _table(module, name, order, progress)
     except DataError as error:
         raise _NoData(f"{name} lacks data: {error}") from None
     except KeyboardInterrupt as interruption:
         raise KeyboardInterrupt(str(interruption) or f"Interrupted in {name}; {_what_is_kept(module)}.") from None
     frame = module.data(table)
     claims = module.claims(frame)
-    files = _write(module, name, order.output, table, frame, claims)
+    files = _write(module, order.file(name), order.output, table, frame, claims)
     return {
         "name": name,
+        "task": order.task,
         "title": module.TITLE,
         "scale": order.scale,
         "seconds": round(time.monotonic() - began, 1),
         "claims": [_as_data(claim) for claim in claims],
         "files": [str(file) for file in files],
     }
+
+
+def _table(module: Any, name: str, order: _Order, progress: Any) -> Any:
+    if order.task is None:
+        return module.run(
+            order.scale, data_dir=order.data, store=order.store(name), workers=order.workers, progress=progress
+        )
+    from noisecast.sweeps import run_sweep
+
+    return run_sweep(order.questions(module), order.store(name), workers=order.workers, progress=progress)
 
 
 def _is_computed_whole(module: Any) -> bool:
@@ -178,7 +206,7 @@ def _seconds(module: Any, order: _Order) -> float:
         return float(module.SECONDS[order.scale])
     from noisecast.sweeps import estimate_seconds
 
-    return estimate_seconds(module.questions(order.scale, order.data), workers=order.workers)
+    return estimate_seconds(order.questions(module), workers=order.workers)
 
 
 def _as_data(claim: Any) -> dict[str, Any]:
