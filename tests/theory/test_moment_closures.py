@@ -207,3 +207,19 @@ def test_the_spread_of_the_mean_loss_is_that_of_drawn_weights():
     drawn = np.logaddexp(0.0, mean + rng.normal(size=(100_000, 6)) @ root.T @ rows.T).mean(axis=1).std()
     assert found == pytest.approx(drawn, rel=0.015)
     assert mean_loss_std(coefficients[:1], covariance, std, len(mean)) < 0.97 * drawn  # the control: the slope alone
+
+
+@pytest.mark.parametrize("presence, sees", [(0.05, True), (1.0, False)])
+def test_the_sign_of_a_rare_coordinate_is_that_of_a_mixture(presence, sees):
+    """A coordinate that one batch in twenty moves, by N(0.5, 0.3^2) over privacy noise of std 0.4; presence 1 is off."""
+    rng, rare = np.random.default_rng(0), 0.05
+    present = rng.random(4_000_000) < rare
+    batch = np.where(present, rng.normal(0.5, 0.3, len(present)), 0.0)
+    gradient = batch + rng.normal(0.0, 0.4, len(present))
+    second = rare * (0.5**2 + 0.3**2)
+    law = GradientLaw(
+        np.array([rare * 0.5]), 0.0, np.array([second - (rare * 0.5) ** 2 + 0.4**2]),
+        presence=presence, privacy_variance=0.4**2,
+    )  # fmt: skip
+    expected = sign_response(law)[0][0]
+    assert (abs(np.sign(gradient).mean() / expected - 1) < 0.06) == sees

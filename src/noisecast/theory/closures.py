@@ -31,6 +31,8 @@ class GradientLaw(NamedTuple):
       signal_variance: Var F_j(x), from the spread of the weights; (d,).
       noise_variance: s_j^2 of batch and privacy noise; () or (d,).
       snr_factors, snr_weights: the noise as a scale mixture (`GradientMoments`); (K,).
+      presence: p_j, the share of batches with an example that moves coordinate j; () or (d,) in (0, 1].
+      privacy_variance: what of s_j^2 is there in the other batches too; ().
     """
 
     mean: Array
@@ -38,10 +40,35 @@ class GradientLaw(NamedTuple):
     noise_variance: Array
     snr_factors: Array = (1.0,)
     snr_weights: Array = (1.0,)
+    presence: Array = 1.0
+    privacy_variance: float = 0.0
 
     @property
     def variance(self) -> Array:
         return self.signal_variance + self.noise_variance
+
+    def at(self, chosen: Any) -> "GradientLaw":
+        """Of some coordinates, where all is given by coordinate."""
+        return self._replace(
+            mean=self.mean[chosen],
+            signal_variance=self.signal_variance[chosen],
+            noise_variance=self.noise_variance[chosen],
+            presence=self.presence[chosen] if np.ndim(self.presence) else self.presence,
+        )
+
+    def when_present(self) -> "GradientLaw":
+        """The law of g_j in batches that hold an example which moves it: mean and batch's second moment over p.
+
+        A rare coordinate's batch noise is no Gaussian: mostly it is not there at all, and what is bounded, as a sign
+        is, feels it less than its variance says. Both laws have the same first two moments. Own derivation.
+
+        >>> GradientLaw(np.ones(1), 0.0, 5.0, presence=0.5, privacy_variance=1.0).when_present()[:3]
+        (array([2.]), 0.0, array([7.]))
+        """
+        mean, batch = self.mean / self.presence, self.noise_variance - self.privacy_variance
+        noise = np.maximum((batch + self.mean**2) / self.presence - mean**2, 0.0) + self.privacy_variance
+        signal = self.signal_variance / self.presence**2
+        return self._replace(mean=mean, signal_variance=signal, noise_variance=noise, presence=1.0)
 
 
 @dataclass(frozen=True)
@@ -82,14 +109,16 @@ class QuadraticRecursion(NamedTuple):
 
 
 def sign_response(law: GradientLaw) -> tuple[Array, Array]:
-    """E sign(g_j) = sum_k w_k erf(F_j/(sqrt2 s_k)), s_k^2 = Var F_j + s^2/r_k^2, and its derivative in F_j, the gain.
+    """E sign(g_j) = p_j sum_k w_k erf(F_j/(sqrt2 s_k)), s_k^2 = Var F_j + s^2/r_k^2, and its derivative, the gain.
 
-    By Stein's lemma that derivative is the k_j of Cov(x, sign g_j) = k_j Cov(x, g_j). Sign of the mean where s_k = 0.
+    F_j and s_k are those of batches in which an example moves the coordinate (`GradientLaw.when_present`). By Stein's
+    lemma the derivative is the k_j of Cov(x, sign g_j) = k_j Cov(x, g_j). Sign of the mean where s_k = 0.
 
     >>> mean, gain = sign_response(GradientLaw(np.array([0.0, 9.0]), 0.0, 1.0))
     >>> mean.round(6), gain.round(6)
     (array([0., 1.]), array([0.797885, 0.      ]))
     """
+    presence, law = law.presence, law.when_present()
     mean = np.asarray(law.mean, np.float64)
     expected, gain = np.zeros_like(mean), np.zeros_like(mean)
     for factor, weight in zip(law.snr_factors, law.snr_weights, strict=True):
@@ -99,7 +128,7 @@ def sign_response(law: GradientLaw) -> tuple[Array, Array]:
         snr = mean / np.sqrt(variance)
         expected += weight * special.erf(snr / math.sqrt(2))
         gain += weight * np.sqrt(2 / (math.pi * variance)) * np.exp(-(snr**2) / 2)
-    return expected, gain
+    return presence * expected, gain
 
 
 def _sign_variance(law: GradientLaw, memory: None) -> Array:

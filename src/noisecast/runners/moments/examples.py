@@ -31,6 +31,10 @@ class Rows(NamedTuple):
     def num_examples(self) -> int:
         return len(self.labels)
 
+    def presence(self, batch_size: float) -> np.ndarray:
+        """Share of batches in which some row has the feature; (d,)."""
+        return presence_of(batch_size, self.block, self.rest)
+
     def dot(self, weights: np.ndarray) -> np.ndarray:
         """x_i . w; (n,)."""
         split = self.block.shape[1]
@@ -71,6 +75,12 @@ class Rows(NamedTuple):
 
     def take(self, chosen: np.ndarray) -> "Rows":
         return Rows(*(part[chosen] for part in self))
+
+
+def presence_of(batch_size: float, *parts: Any) -> np.ndarray:
+    """1 - e^(-B f_j), f_j the share of rows in which column j is not 0; (columns of all parts,)."""
+    shares = [np.asarray((part != 0).sum(axis=0)).ravel() / part.shape[0] for part in parts]
+    return np.maximum(-np.expm1(-batch_size * np.concatenate(shares)), 1e-12)
 
 
 def _dense(matrix: Any) -> np.ndarray:

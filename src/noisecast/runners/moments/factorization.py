@@ -213,6 +213,8 @@ class _FactorSolve:
         self.basis = np.eye(self.shape[1])
         self.share = np.ones(len(self.pairs.labels))  # D
         self.ratings_of = self.pairs.sum_of(*2 * [np.ones(len(self.pairs.labels))])
+        of_a_batch = self.mechanism.expected_batch_size * self.ratings_of / len(self.pairs.labels)
+        self.presence = self._spread_out(np.maximum(-np.expm1(-of_a_batch), 1e-12))
 
     def forecast(self, record_at: Sequence[int], time_steps: int) -> Forecast:
         # Rows grow from small ones ever faster, and their noise as the root of time: steps that lengthen with time.
@@ -289,7 +291,10 @@ class _FactorSolve:
         batch = self.mechanism.sampler.batch_noise_variance(np.sqrt((force**2).mean(axis=1)), second)
         noise = np.maximum(batch + self.mechanism.mean_noise_std**2, 1e-30)
         signal = (curvature**2 * at.variance).mean(axis=1)
-        law = GradientLaw((force @ self.basis.T).ravel(), self._spread_out(signal), self._spread_out(noise))
+        law = GradientLaw(
+            (force @ self.basis.T).ravel(), self._spread_out(signal), self._spread_out(noise),
+            presence=self.presence, privacy_variance=self.mechanism.mean_noise_std**2,
+        )  # fmt: skip
         return _Field(errors, spread, clipped, squares, force, curvature, signal, law)
 
     def _spread_out(self, by_row: np.ndarray) -> np.ndarray:

@@ -127,6 +127,7 @@ class _LogisticSolve:
         self.closure: Any = self.optimizer.theory.closure
         self.examples, self.rows = examples, examples.train
         self.split, self.steepest, self.first_move = self.rows.block.shape[1], 0.0, 0.0
+        self.presence = self.rows.presence(self.mechanism.expected_batch_size)
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
@@ -210,7 +211,7 @@ class _LogisticSolve:
         spread = field.jacobian @ around.covariance @ field.jacobian
         direction = self.closure.covariance(field.mean[block], field.covariance, halfway)
         noise = direction - slope[block, None] * spread * slope[block]
-        law = GradientLaw(*(part[rest] for part in field.law[:3]))
+        law = field.law.at(rest)
         rest_noise = self.closure.variance(law, None if halfway is None else halfway[rest])
         rest_noise = rest_noise - slope[rest] ** 2 * law.signal_variance
         share = self.closure.noise_share(step, num_steps)
@@ -285,7 +286,8 @@ class _LogisticSolve:
         spread = jacobian @ at.covariance @ jacobian
         signal = np.concatenate([np.diag(spread), jacobian_diag**2 * at.variance])
         # Single precision may leave a variance of nothing below nothing.
-        law = GradientLaw(mean, signal, np.maximum(np.concatenate([np.diag(noise), rest_noise]), 1e-30))
+        variance = np.maximum(np.concatenate([np.diag(noise), rest_noise]), 1e-30)
+        law = GradientLaw(mean, signal, variance, presence=self.presence, privacy_variance=privacy)
         return _Field(found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise + spread, law)
 
     def _bound(self, data: Rows) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import special
 
 from noisecast.problems.linear import LinearModel
+from noisecast.runners.moments.examples import presence_of
 from noisecast.runners.moments.forecast import Forecast, Metrics, collected, time_grid
 from noisecast.runners.moments.output_examples import LAWS, OutputExamples, OutputRows
 from noisecast.scenario import Scenario
@@ -115,6 +116,7 @@ class _MultiOutputSolve:
         self.few = _few(examples.train)
         self.few_tests = None if examples.test is None else _few(examples.test)
         self.gauge = self.outputs.gauge(self.num_outputs)
+        self.presence = presence_of(self.mechanism.expected_batch_size, self.rows.block, self.rows.rest)[:, None]
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
@@ -178,7 +180,7 @@ class _MultiOutputSolve:
                 for a in range(self.num_outputs)
             ]
         )
-        law = GradientLaw(*(part[split:] for part in field.law[:3]))
+        law = field.law.at(np.s_[split:])
         noise = self.closure.variance(law, None if halfway is None else halfway[split:])
         noise = share * np.maximum(noise - slope[split:] ** 2 * law.signal_variance, 0.0)
         variance = advance_variance(
@@ -268,7 +270,8 @@ class _MultiOutputSolve:
         spread = jacobian @ at.covariance @ jacobian
         signal = np.concatenate([np.einsum("aii->ia", spread), jacobian_diag**2 * at.variance])
         # Single precision may leave a variance of nothing below nothing.
-        law = GradientLaw(mean, signal, np.maximum(np.concatenate([np.einsum("aii->ia", noise), rest_noise]), 1e-30))
+        variance = np.maximum(np.concatenate([np.einsum("aii->ia", noise), rest_noise]), 1e-30)
+        law = GradientLaw(mean, signal, variance, presence=self.presence, privacy_variance=privacy)
         return _Field(found, mean, jacobian, jacobian_diag, noise + spread, law)
 
     def _logits(self, rows: OutputRows, at: _Weights, own: Any) -> tuple[np.ndarray, np.ndarray]:
