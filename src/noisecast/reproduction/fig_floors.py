@@ -41,6 +41,7 @@ from noisecast.reproduction.fits import (
     power_law,
 )
 from noisecast.reproduction.tasks import TASKS, Scale, Task
+from noisecast.reproduction.which_task import in_the_papers_order
 from noisecast.runners import ClosedForm, Moments, Training
 from noisecast.scenario import Scenario
 from noisecast.sweeps import run_sweep
@@ -116,6 +117,7 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns: also both epsilons, and `late_change`, by how much the loss changed over the last quarter of the steps.
     """
+    table = in_the_papers_order(table)
     rows = table.loc[table["metric"].isin(["loss", "test_loss"])]
     rows = rows.assign(panel=[_panel(*row) for row in zip(rows["problem"], rows["expected_batch_size"])])
     rows["seed"] = rows["seed"].astype("Int64").fillna(0)  # the deterministic runners' only one

@@ -37,7 +37,7 @@ from noisecast.reproduction.tasks import (
     Task,
 )
 from noisecast.reproduction.tuning_price import price_of_tuning
-from noisecast.reproduction.which_task import task_of, title_of
+from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.runners import Moments, Training
 from noisecast.sweeps import run_sweep
 from noisecast.table import DIVERGED
@@ -157,6 +157,7 @@ def run(scale: Scale, *, data_dir: Path | None, store: Path, workers: int | None
 
 def data(table: Any) -> pd.DataFrame:
     """The losses by which cells are judged: those of the last step, or of the ends of the last epochs."""
+    table = in_the_papers_order(table)
     return table.loc[(table["metric"] == "loss") & (table["step"] > 0)].reset_index(drop=True)
 
 

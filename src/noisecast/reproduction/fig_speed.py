@@ -26,6 +26,7 @@ from noisecast.question import Question
 from noisecast.reproduction.claims import UNDECIDED, Claim
 from noisecast.reproduction.fits import Estimate, bootstrap, each, mean, only
 from noisecast.reproduction.tasks import TASKS, Scale, Task
+from noisecast.reproduction.which_task import in_the_papers_order
 from noisecast.sweeps import run_sweep
 from noisecast.table import METRICS
 
@@ -78,6 +79,7 @@ def run(
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
     """Loss by problem, optimizer, metric, runner, noise multiplier (and its epsilons), seed and step."""
+    table = in_the_papers_order(table)
     rows = table.loc[table["metric"].isin(["loss", "test_loss"])]
     columns = [
         "problem",

@@ -35,7 +35,7 @@ from noisecast.reproduction.tasks import (
     Task,
 )
 from noisecast.reproduction.thresholds import ADAPTIVE, WINDOWS, curves, slope_on_batch_size, thresholds, window_of
-from noisecast.reproduction.which_task import task_of, title_of
+from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.runners import Moments, Training
 from noisecast.sweeps import run_sweep
 from noisecast.table import OK
@@ -86,6 +86,7 @@ def run(scale: Scale, *, data_dir: Path | None, store: Path, workers: int | None
 
 def data(table: Any) -> pd.DataFrame:
     """After every run's last step: its loss, and the share of examples that is clipped."""
+    table = in_the_papers_order(table)
     shown = table.loc[(table["step"] == table["num_steps"]) & table["metric"].isin(["loss", "clip_fraction"])]
     return shown.drop(columns=["scenario", "step", "target_delta"]).reset_index(drop=True)
 

@@ -34,7 +34,7 @@ from noisecast.reproduction.tasks import (
     Scale,
     Task,
 )
-from noisecast.reproduction.which_task import task_of, title_of
+from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.runners import Moments, Training
 from noisecast.sweeps import run_sweep
 
@@ -93,11 +93,9 @@ def run(scale: Scale, *, data_dir: Path | None, store: Path, workers: int | None
 
 def data(table: Any) -> pd.DataFrame:
     """Training loss and accuracy of every run after its last step."""
+    table = in_the_papers_order(table)
     is_end = table["step"] == table["num_steps"]
-    shown = table.loc[is_end & table["metric"].isin([LOSS.metric, ACCURACY.metric])]
-    place = shown["optimizer"].map({kind.name: place for place, kind in enumerate(OPTIMIZERS)})
-    order = np.lexsort((place, pd.factorize(shown["problem"])[0]))
-    return shown.iloc[order].reset_index(drop=True)
+    return table.loc[is_end & table["metric"].isin([LOSS.metric, ACCURACY.metric])].reset_index(drop=True)
 
 
 def standings(frame: pd.DataFrame, score: Score = LOSS) -> pd.DataFrame:

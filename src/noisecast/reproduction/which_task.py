@@ -1,5 +1,9 @@
 """Which of the paper's tasks a row of the table is about: the name of its problem says so."""
 
+import numpy as np
+import pandas as pd
+
+from noisecast.optimizers import OPTIMIZERS
 from noisecast.reproduction.tasks import FORUM, IMDB, MOVIELENS_CENTRED, MOVIELENS_PAPER_LIKE, Task
 
 _WORDS = {
@@ -31,3 +35,14 @@ def title_of(problem: str) -> str:
     'StackOverflow-shaped, 20 classes'
     """
     return task_of(problem).name + (", 20 classes" if "20 classes" in problem else "")
+
+
+def in_the_papers_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows sorted: quadratics first, then the tasks and within each the optimizers as the paper has them."""
+    words, optimizers = list(_WORDS), [kind.name for kind in OPTIMIZERS]
+
+    def place(problem: str) -> int:
+        return next((i for i, word in enumerate(words) if word in problem), -1)
+
+    order = np.lexsort((table["optimizer"].map(optimizers.index), table["problem"].map(place)))
+    return table.iloc[order].reset_index(drop=True)
