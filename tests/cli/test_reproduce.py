@@ -267,7 +267,7 @@ def test_all_goes_on_without_data_and_ends_with_a_summary(install, capsys):
     summary = printed.out[printed.out.index("Summary") :]
     for name, entry in reproduce.FIGURES.items():
         line = next(line.split() for line in summary.splitlines() if line.strip().startswith(name))
-        assert line[-2:] == (["–", "–"] if entry.datasets else ["1", "1"])
+        assert line[-3:] == (["–", "–", "–"] if entry.datasets else ["1", "1", "0"])
     last = printed.err.splitlines()[-1]
     assert last == (
         "Not reproduced, for the reasons above: fig-floors, fig-speed, fig-threshold, fig-protocol-b, table-tuned."

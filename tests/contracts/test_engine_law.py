@@ -401,6 +401,22 @@ def test_a_run_does_not_depend_on_its_group(case):
         np.testing.assert_allclose(found[size], found[1], rtol=1e-4, atol=2e-5)
 
 
+def test_lanes_that_fill_a_vector_are_computed_for_nothing_and_dropped():
+    """Nine runs take sixteen lanes: what comes out are the nine, as each is alone; and the state can be continued."""
+    case = next(case for case in CASES if case.engine == "row_sparse" and case.problem == "logistic")
+    group = varied(case, 9)
+    run, again = (RowSparseRun(group, repeats=[3], root=ROOT) for _ in range(2))
+    run.advance(FEW_STEPS)
+    again.restore(run.state())
+    for each in (run, again):
+        assert each.params.shape[:2] == (1, 9)
+        assert {value.shape for value in each.evaluate().values()} == {(1, 9)}
+        np.testing.assert_array_equal(each.params, run.params)
+    alone = RowSparseRun(group[4:5], repeats=[3], root=ROOT)
+    alone.advance(FEW_STEPS)
+    np.testing.assert_allclose(run.params[0, 4], alone.params[0, 0], rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("engine, optimizer", [*(("row_sparse", o) for o in OPTIMIZERS), ("dense", "sgd")])
 def test_neighbours_in_a_group_and_repeats_share_no_noise(engine, optimizer):
     """Rows that nothing touches move by noise alone: uncorrelated between scenarios, repeats and coordinates."""

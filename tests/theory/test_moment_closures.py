@@ -211,7 +211,7 @@ def test_the_spread_of_the_mean_loss_is_that_of_drawn_weights():
 
 @pytest.mark.parametrize("presence, sees", [(0.05, True), (1.0, False)])
 def test_the_sign_of_a_rare_coordinate_is_that_of_a_mixture(presence, sees):
-    """A coordinate that one batch in twenty moves, by N(0.5, 0.3^2) over privacy noise of std 0.4; presence 1 is off."""
+    """A coordinate that one batch in twenty moves, by N(0.5, 0.3^2), over noise of std 0.4; presence 1 is off."""
     rng, rare = np.random.default_rng(0), 0.05
     present = rng.random(4_000_000) < rare
     batch = np.where(present, rng.normal(0.5, 0.3, len(present)), 0.0)

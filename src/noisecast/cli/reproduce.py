@@ -333,9 +333,16 @@ def _claims_table(result: dict[str, Any]) -> Table:
     table.add_column("wanted", max_width=14)
     table.add_column("holds", width=5)
     for claim in result["claims"]:
-        holds = Text("yes") if claim["holds"] else Text("no", style="bold red")
+        holds = Text(_verdict(claim), style="" if claim["holds"] else "bold red")
         table.add_row(_in_words(claim), Text(_with_interval(claim)), Text(claim["wanted"]), holds)
     return table
+
+
+def _verdict(claim: dict[str, Any]) -> str:
+    """Whether it holds; open where the interval has room for both answers."""
+    from noisecast.reproduction.claims import UNDECIDED
+
+    return "yes" if claim["holds"] else "open" if claim["corrected"].startswith(UNDECIDED) else "no"
 
 
 def _in_words(claim: dict[str, Any]) -> Text:
@@ -359,14 +366,14 @@ def _with_interval(claim: dict[str, Any]) -> str:
 def _summary(results: Iterable[dict[str, Any]], refused: dict[str, str]) -> Table:
     table = Table(title="Summary", **TABLE_STYLE)
     table.add_column("figure", no_wrap=True)
-    for column in ("time", "claims that hold", "that do not"):
+    for column in ("time", "claims that hold", "that do not", "open at this scale"):
         table.add_column(column, justify="right")
     done = {result["name"]: result for result in results}
     for name in (name for name in FIGURES if name in done or name in refused):
         if name in refused:
-            table.add_row(name, "not done", "–", "–")
+            table.add_row(name, "not done", "–", "–", "–")
             continue
-        held = sum(claim["holds"] for claim in done[name]["claims"])
-        missed = len(done[name]["claims"]) - held
-        table.add_row(name, duration(done[name]["seconds"]), str(held), str(missed))
+        verdicts = [_verdict(claim) for claim in done[name]["claims"]]
+        counts = (str(verdicts.count(verdict)) for verdict in ("yes", "no", "open"))
+        table.add_row(name, duration(done[name]["seconds"]), *counts)
     return table

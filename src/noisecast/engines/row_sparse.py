@@ -19,6 +19,7 @@ from noisecast.problems.rows import SparseRows
 from noisecast.scenario import Scenario
 
 STEPS_PER_CHUNK = 4096  # batches drawn at once: small beside the data, long beside a call
+LANES_OF_A_VECTOR = 8  # an odd number of lanes is slower than the next whole vector
 LANES_OF_A_BLOCK = 64  # many enough to share what a batch costs, few enough for the cache, and for threads to share out
 
 
@@ -145,6 +146,8 @@ class _Block:
         first = scenarios[0]
         self._optimizer, self._mechanism = first.optimizer, first.mechanism
         self._form, self._train, self._test = form, train, test
+        self._asked = len(scenarios)
+        scenarios = _in_whole_vectors(scenarios, form.columns)
         self._num_runs = len(scenarios)
         self._batch_key = batch_key(first, root=root, repeat=repeat)
         self._lanes = _lanes(scenarios, form.columns, root, repeat)
@@ -175,8 +178,8 @@ class _Block:
     def params(self, step: int) -> np.ndarray:
         """(scenarios, d): each run's weights in the problem's own order."""
         weights = self._weights.flushed(step, self._lanes, self._scratch)
-        by_run = weights.reshape(len(weights), self._num_runs, self._form.columns)
-        return np.moveaxis(by_run, 1, 0).reshape(self._num_runs, -1).copy()
+        by_run = weights.reshape(len(weights), self._num_runs, self._form.columns)[:, : self._asked]
+        return np.moveaxis(by_run, 1, 0).reshape(self._asked, -1).copy()
 
     def evaluate(self, step: int) -> dict[str, np.ndarray]:
         weights = self._weights.flushed(step, self._lanes, self._scratch)
@@ -189,14 +192,14 @@ class _Block:
             **self._form.metrics(scores.T / n),
             "gradient_norm": np.sqrt(squares.sum(axis=1)) / n,
             "clip_fraction": clipped / n,
-            "params_norm": np.linalg.norm(self.params(step).astype(np.float64), axis=1),
         }
         if self._test is not None:
             loss, scores, _ = self._sums(weights, self._test, gradient[:0])
             n = len(self._test.labels)
             found = {"loss": loss / n, **self._form.metrics(scores.T / n)}
             metrics |= {f"test_{name}": value for name, value in found.items()}
-        return metrics
+        metrics = {name: value[: self._asked] for name, value in metrics.items()}
+        return metrics | {"params_norm": np.linalg.norm(self.params(step).astype(np.float64), axis=1)}
 
     def forget(self) -> None:
         """Drop what the scratch remembers of steps that, after a restore, may be taken again."""
@@ -306,6 +309,13 @@ def _examples(data: Labelled, likelihood: int) -> _kernels.Examples:
     upwards = np.nextafter(norms, np.float32(np.inf))
     labels = np.asarray(data.labels, np.int32).reshape(len(norms), -1)
     return _kernels.Examples(begin, end, indices.reshape(-1), values.reshape(-1), labels, upwards, likelihood)
+
+
+def _in_whole_vectors(scenarios: Sequence[Scenario], columns: int) -> Sequence[Scenario]:
+    """With the last one repeated, to be computed for nothing and dropped, where that is faster: same key, same run."""
+    if columns > 1 or len(scenarios) <= LANES_OF_A_VECTOR - 2:
+        return scenarios
+    return [*scenarios, *[scenarios[-1]] * (-len(scenarios) % LANES_OF_A_VECTOR)]
 
 
 def _lanes(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repeat: int) -> _kernels.Lanes:

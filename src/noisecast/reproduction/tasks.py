@@ -248,9 +248,9 @@ MOVIELENS_CENTRED = replace(
 
 IMDB_QUICK = replace(
     IMDB,
-    num_seeds=3,
+    num_seeds=5,
     floors=(0.5, 1, 2, 4, 8, 12),
-    threshold=(1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6),
+    threshold=(1, 1.5, 2, 2.5, 3, 3.5, 4, 5),
     budgets=(13.56, 4.52, 2.71, 1.94, 1.36),
     threshold_batch_sizes=(48, 64, 80),
 )
@@ -260,11 +260,12 @@ FORUM_QUICK = replace(
     load=load_forum20,
     forecast=False,
     floors=(0.1, 0.5, 1, 2, 4, 8),
+    threshold=(0.5, 1, 2, 4, 6, 8),
     budgets=(42.384, 2.119, 1.06, 0.53, 0.303),
     threshold_batch_sizes=(48, 64),
 )
 _MOVIELENS_QUICK = {
-    "epochs": 10,
+    "epochs": 6,
     "num_seeds": 3,
     "floors": (0.06, 0.1, 0.3, 0.5, 1, 1.5),
     "threshold": (0.15, 0.35, 0.55, 0.75, 0.95),
