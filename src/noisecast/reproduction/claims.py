@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, fields
 
 import pandas as pd
 
-# For `corrected`, where the interval holds what is claimed and more than the claim allows: nothing is refuted.
-UNDECIDED = "Not decided: the interval includes the claimed number, and is too wide for it; more seeds would tell."
+# Begins `corrected` where nothing is refuted: the interval holds what is claimed and more, or there is no number.
+UNDECIDED = "Not decided: the interval includes the claimed number and is too wide for it, or there is no number."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -241,7 +241,7 @@ def _slopes(rows: Any, source: str, about: str, clip: float) -> Iterator[Claim]:
 
 
 def _open(measured: Estimate, target: float) -> str:
-    return f"{UNDECIDED} " if measured.contains(target) else ""
+    return f"{UNDECIDED} " if measured.contains(target) or not np.isfinite(measured.value) else ""
 
 
 def _forecast(found: dict[str, Cube], number: Callable[[dict[str, Cube]], Estimate]) -> str:
