@@ -249,7 +249,7 @@ def test_a_protocol_b_question_is_the_grid(question):
 def test_both_stages_of_protocol_a(question, tmp_path):
     sizes = []
 
-    def ask(questions):
+    def ask(questions, is_last):
         sizes.append(sum(len(q.scenarios) * len(q.runners) for q in questions))
         return run_sweep(questions, tmp_path / "store", workers=0)
 

@@ -164,16 +164,19 @@ def ask_protocol_a(
     score: Score,
     *,
     tuned_at: float,
-    ask: Callable[[Sequence[Question]], pd.DataFrame],
+    ask: Callable[..., pd.DataFrame],
 ) -> pd.DataFrame:
     """Both stages of Protocol A: the table of the tuning and of the settings that were kept.
 
     Args:
       questions: every cell at every noise multiplier; most are never asked.
-      ask: answers questions and keeps the answers, as `run_sweep` with a store: it is asked for the tuning twice.
+      ask: (questions, is_last=) answers and keeps the answers, as `run_sweep` with a store: it is asked for the tuning
+        twice, the first time perhaps of a store that holds the rest already.
     """
     tuning = tuning_questions(questions, tuned_at)
-    return ask((*tuning, *kept_questions(questions, tuned(ask(tuning), score))))
+    table = ask(tuning, is_last=False)
+    ours = table["scenario"].isin([scenario.id for question in tuning for scenario in question.scenarios])
+    return ask((*tuning, *kept_questions(questions, tuned(table.loc[ours], score))), is_last=True)
 
 
 # --- What is found ---------------------------------------------------------------------------------------------------

@@ -72,6 +72,10 @@ def test_another_key_is_seen(store, tmp_path):
         (store.folder / "key").write_bytes((tmp_path / "other" / "key").read_bytes())
         with pytest.raises(ValueError, match="another release"):
             chosen_model(selection, asked(), store)
+        (store.folder / "key").unlink()
+        with pytest.raises(ValueError, match="it is lost"):
+            chosen_model(selection, asked(), store)
+        assert not (store.folder / "key").exists()
     finally:
         (store.folder / "kept").replace(store.folder / "key")
 

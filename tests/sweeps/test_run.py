@@ -11,6 +11,7 @@ from noisecast.privacy.tuning import TrialDistribution, TrialKind
 from noisecast.question import Question
 from noisecast.sweeps import Store, estimate_seconds, run_sweep, tasks
 from noisecast.sweeps.pace import Pace
+from noisecast.sweeps.selection import Compose, select
 from tests.sweeps.small_sweep import questions
 
 
@@ -226,6 +227,38 @@ def test_a_grid_does_not_become_trials(tmp_path):
     run_sweep(asked, tmp_path / "store", workers=0)
     with pytest.raises(ValueError, match=r"does not ask for|drawing again"):
         run_sweep(asked, tmp_path / "store", workers=0, trials=TrialDistribution(TrialKind.GEOMETRIC, 2.0))
+
+
+def test_runs_added_after_looking_have_no_price(tmp_path):
+    small = grid(insecure_seeds=None, num_seeds=1, runners=(nc.Training(),))
+    for question, grown in ((small, False), (small, False), (replace(small, num_seeds=2), True)):
+        table = run_sweep([question], tmp_path / "store", workers=0)
+        ledger = Store(tmp_path / "store").ledger()
+        assert ledger.has_grown == grown
+        chosen = select(table, metric="test_loss", price=Compose(), ledger=ledger)
+        assert (chosen.epsilon_of_procedure == float("inf")) == grown
+
+
+def test_a_store_without_its_ledger_counts_as_grown(tmp_path):
+    question = grid(insecure_seeds=None, runners=(nc.Training(),))
+    run_sweep([question], tmp_path / "store", workers=0)
+    (tmp_path / "store" / "ledger.json").write_text("[]")
+    run_sweep([question], tmp_path / "store", workers=0)
+    assert Store(tmp_path / "store").ledger().has_grown
+
+
+def test_what_one_table_cannot_tell_apart_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="put it into a list"):
+        run_sweep(grid(), tmp_path / "store", workers=0)
+    with pytest.raises(ValueError, match="in all questions or in none"):
+        run_sweep([grid(), grid(insecure_seeds=None)], tmp_path / "store", workers=0)
+    train, _ = nc.bundled("breast_cancer")
+    first = grid().scenarios[0]
+    other = replace(first, problem=nc.linear_model(train.rows(range(100))))
+    assert other.problem.name == first.problem.name
+    with pytest.raises(ValueError, match="different names"):
+        run_sweep([grid(scenarios=(first, other))], tmp_path / "store", workers=0)
+    assert not (tmp_path / "store").exists()
 
 
 def nc_root():

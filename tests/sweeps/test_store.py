@@ -55,6 +55,7 @@ def test_a_lost_or_damaged_ledger_is_told(store):
     (store / "ledger.json").write_text("{")
     with pytest.raises(ValueError, match="it is damaged"):
         Store(store).ledger()
+    assert Store(store).ledger_before() is None
     (store / "ledger.json").unlink()
     with pytest.raises(ValueError, match="there is none"):
         Store(store).ledger()
@@ -141,6 +142,18 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="holds something else"):
         run_sweep(questions(1), tmp_path, workers=0)
     assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_a_folder_that_has_shards_of_its_own_is_left_alone(tmp_path):
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / ".gitkeep").touch()
+    with pytest.raises(ValueError, match="holds something else"):
+        run_sweep(questions(1), tmp_path, workers=0)
+    assert os.listdir(tmp_path) == ["shards"] and os.listdir(tmp_path / "shards") == [".gitkeep"]
+
+
+def test_a_store_is_its_owners_alone(store, made):
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
 
 
 def test_no_store_is_a_sentence(tmp_path):

@@ -67,8 +67,8 @@ def protocol(
     level = _tuned_at(which, tuned_at, questions)
     with sweep_progress(f"Protocol {which.upper()}") as progress:
 
-        def ask(some: Sequence[Question]) -> pd.DataFrame:
-            return run_sweep(some, store, workers=workers, progress=progress)
+        def ask(some: Sequence[Question], *, is_last: bool = True) -> pd.DataFrame:
+            return run_sweep(some, store, workers=workers, may_hold_more=not is_last, progress=progress)
 
         if level is None:
             found = protocol_b(ask(questions), score)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from noisecast import engines
+from noisecast.privacy.noise import RandomRoot
 from noisecast.question import Question
 from noisecast.release import TrainedModel
 from noisecast.runners import Training, repeats_of
@@ -14,8 +15,10 @@ from noisecast.scenario import Scenario
 from noisecast.statement import NOT_COVERED, privacy_statement
 from noisecast.sweeps.selection import Public, Selection
 from noisecast.sweeps.store import Store
+from noisecast.sweeps.tasks import Task
 
-LARGEST_GAP = 1e-3  # relative, of the recorded score: alone instead of in its group a run differs by roundings only
+# Of the recorded score: alone instead of in its group a run differs by roundings, which a sign can make visible.
+LARGEST_GAP = 0.05
 
 
 def chosen_model(selection: Selection, questions: Sequence[Question], store: Store) -> TrainedModel:
@@ -36,9 +39,9 @@ def chosen_model(selection: Selection, questions: Sequence[Question], store: Sto
             "these with the chosen settings (noisecast train)."
         )
     question, scenario = _asked(selection, questions)
-    root = store.root()
-    repeats, root = repeats_of(question.num_seeds, question.insecure_seeds, root, question.first_seed)
+    repeats, root = repeats_of(question.num_seeds, question.insecure_seeds, store.kept_root(), question.first_seed)
     seed = repeats[0] if selection.seed is None else selection.seed
+    _check_in_store(question, scenario, seed, root, store)
     began = time.monotonic()
     run = engines.start([scenario], repeats=[seed], root=root)
     run.advance(scenario.num_steps)
@@ -47,6 +50,7 @@ def chosen_model(selection: Selection, questions: Sequence[Question], store: Sto
     statement = privacy_statement(scenario, reproducible=not root.is_private, secure_noise=root.secure_noise)
     statement = replace(
         statement,
+        nominal_epsilon=None,  # of one run: beside the procedure's it would mislead
         epsilon=selection.epsilon_of_procedure,
         accountant=selection.price.name,
         not_covered=NOT_COVERED[1:],  # choosing is covered
@@ -66,14 +70,25 @@ def _asked(selection: Selection, questions: Sequence[Question]) -> tuple[Questio
     )
 
 
+def _check_in_store(question: Question, scenario: Scenario, seed: int, root: RandomRoot, store: Store) -> None:
+    """Key, code, data, settings and seed are those of a run in the store: before anything touches the data."""
+    steps = tuple(sorted({*question.record_at, scenario.num_steps}))
+    task = Task(runner=Training(), scenarios=(scenario,), repeats=(seed,), record_at=steps, root=root)
+    if not store.cells.issuperset(task.cells):
+        raise ValueError(
+            "Expected a run of this store, found none with this key, code, data, settings and seed: it would be "
+            "another release, which nothing has accounted for. Use the version of noisecast and the files of the sweep."
+        )
+
+
 def _check_same(metrics: dict[str, float], selection: Selection, store: Store, seed: int) -> None:
     table = store.read()
     ours = (table["scenario"] == selection.scenario) & (table["seed"] == seed) & (table["runner"] == Training.name)
     rows = table.loc[ours & (table["metric"] == selection.metric)]
     recorded = rows.loc[rows["step"] == rows["step"].max(), "value"].item()
     again = metrics[selection.metric]
-    if not np.isclose(again, recorded, rtol=LARGEST_GAP, atol=0):
+    if not np.isclose(again, recorded, rtol=LARGEST_GAP, atol=LARGEST_GAP):
         raise ValueError(
-            f"Expected {selection.metric} to come out as recorded, {recorded:.6g}, got {again:.6g}: code or key have "
-            "changed, so this would be another release. Sweep again."
+            f"Expected {selection.metric} to come out as recorded, {recorded:.6g}, got {again:.6g}, though key, code "
+            "and data are the same: another machine rounds otherwise. Choose on the machine that ran the sweep."
         )

@@ -30,12 +30,21 @@ class Ledger:
       is_private: whether all randomness came from the operating system; a seed that is known undoes the noise.
       trials: the law that the number of runs was drawn from; None: a grid that was fixed beforehand.
       cells: all that a trial could have drawn; empty for a grid.
+      has_grown: whether runs were added after others could be looked at: which ones, their metrics may have decided.
     """
 
     runs: Mapping[tuple[str, int], Run]
     is_private: bool
     trials: TrialDistribution | None = None
     cells: tuple[Cell, ...] = ()
+    has_grown: bool = False
+
+    def after(self, before: Ledger | None) -> Ledger:
+        """This ledger of a store where runs have finished under another one; None: nobody knows under which."""
+        if before is None:
+            return replace(self, has_grown=True)
+        added = not self.runs.keys() <= before.runs.keys()
+        return replace(self, runs={**before.runs, **self.runs}, has_grown=before.has_grown or added)
 
 
 def ledger_as_data(ledger: Ledger) -> dict[str, Any]:
@@ -48,6 +57,7 @@ def ledger_as_data(ledger: Ledger) -> dict[str, Any]:
         "cells": [[number[mechanism], num_steps] for mechanism, num_steps in ledger.cells],
         "trials": None if ledger.trials is None else {"kind": str(ledger.trials.kind), "mean": ledger.trials.mean},
         "is_private": ledger.is_private,
+        "has_grown": ledger.has_grown,
     }
 
 
@@ -59,6 +69,7 @@ def ledger_from(data: dict[str, Any]) -> Ledger:
             (scenario, seed): Run(mechanisms[m], steps, batches) for scenario, seed, m, steps, batches in data["runs"]
         },
         is_private=data["is_private"],
+        has_grown=data["has_grown"],
         trials=None if data["trials"] is None else TrialDistribution(**data["trials"]),
         cells=tuple((mechanisms[m], steps) for m, steps in data["cells"]),
     )

@@ -98,6 +98,16 @@ class Compose:
     only_best: ClassVar[bool] = False
 
     def why_unfit(self, ledger: Ledger | None, runs: set[tuple[str, int]]) -> str | None:
+        if ledger is not None and ledger.trials is not None:
+            return (
+                "Expected repeat_select for a sweep of random trials, got compose: counting the trials tells how many "
+                "they were, and a price chosen after looking covers nothing."
+            )
+        if ledger is not None and runs and len(runs) < len(ledger.runs):
+            return (
+                f"Expected all {len(ledger.runs):,} runs of the sweep in the table, got {len(runs):,}; run the sweep "
+                "again to finish it."
+            )
         return _why_not_its_ledger(self.name, ledger, runs)
 
     def priced(self, choice: Choice, ledger: Ledger | None) -> Priced:
@@ -184,6 +194,11 @@ def _uncovered(name: str, choice: Choice, ledger: Ledger) -> Priced | None:
         reason = (
             "the noise was drawn from seeds that make the runs reproducible, so whoever knows them can take it away. "
             "Sweep without insecure seeds for a guarantee."
+        )
+    elif ledger.has_grown:
+        reason = (
+            "runs were added to the sweep after others had finished, and which ones may have been decided by losses of "
+            "the private examples. Sweep in a new folder, all at once."
         )
     elif choice.runner != Training.name:
         reason = (

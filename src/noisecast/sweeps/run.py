@@ -21,6 +21,7 @@ from noisecast.sweeps.store import Finished, Store
 from noisecast.sweeps.tasks import Task, code_fingerprint, tasks_of
 from noisecast.sweeps.workers import Done, in_processes, in_this_process, on_ray
 
+_SYNTHETIC = ("quadratic", "quartic")  # named by their shape: figures have many of one name, told apart by settings
 # Told the share of the work that is done, and the seconds left (None: not known yet).
 SweepProgress = Callable[[float, float | None], None]
 
@@ -32,6 +33,7 @@ def run_sweep(
     workers: int | None = None,
     ray: str | None = None,
     trials: TrialDistribution | None = None,
+    may_hold_more: bool = False,
     progress: SweepProgress = lambda share, seconds_left: None,
 ) -> pd.DataFrame:
     """Answer every question, and keep the answers in `store`: run it again, and it goes on where it ended.
@@ -45,6 +47,7 @@ def run_sweep(
       workers: processes; None: one a core. 0: none, all is done in this process.
       ray: address of a Ray cluster to run on instead ("auto": the one this machine belongs to; "local": its own).
       trials: run a random number of trials instead, each of a cell drawn among the questions' (`ledger.draw_trials`).
+      may_hold_more: whether the store may hold other runs as well: of a later stage, which this one decides about.
       progress: told the share that is done and the seconds left.
     Returns: all rows of the store (`noisecast.table`), in an order that does not depend on who finished first.
     Raises:
@@ -60,6 +63,7 @@ def run_sweep(
     >>> table[table["metric"] == "loss"].groupby("step")["value"].count().to_dict()
     {0: 3, 10: 3}
     """
+    _check_questions(questions)
     if workers is not None and not (isinstance(workers, int) and workers >= 0):
         raise ValueError(f"Expected workers to be a whole number >= 0, got {workers}.")
     with Store.open_for_writing(store) as opened:
@@ -70,8 +74,11 @@ def run_sweep(
         tasks = tasks_of(questions, opened.root())
         if not tasks and trials is None:
             raise ValueError("Expected at least one scenario that one of the runners can answer, got none.")
-        _check_own(opened, tasks)
-        _check_trials(opened, ledger)
+        _check_own(opened, tasks, may_hold_more)
+        if opened.finished:
+            before = opened.ledger_before()
+            _check_trials(opened, before, ledger)
+            ledger = ledger.after(before)
         opened.write_ledger(ledger)
         done = opened.cells
         left = [rest for task in tasks if (rest := task.without(done)) is not None]
@@ -156,10 +163,29 @@ def _share(some: Sequence[Task], all_of_them: Sequence[Task]) -> float:
     return sum(task.work for task in some) / max(sum(task.work for task in all_of_them), 1)
 
 
-def _check_own(store: Store, tasks: Sequence[Task]) -> None:
+def _check_questions(questions: Sequence[Question]) -> None:
+    """What rows of one table could not tell apart."""
+    if isinstance(questions, Question):
+        raise ValueError("Expected a list of questions, got one question; put it into a list.")
+    if len({question.insecure_seeds is None for question in questions}) > 1:
+        raise ValueError("Expected insecure seeds in all questions or in none, got both; sweep them apart.")
+    prints: dict[str, set[str]] = {}
+    for scenario in (scenario for question in questions for scenario in question.scenarios):
+        prints.setdefault(scenario.problem.name, set()).add(scenario.problem.fingerprint)
+    for name, found in prints.items():
+        if len(found) > 1 and not name.startswith(_SYNTHETIC):
+            raise ValueError(
+                f"Expected problems of different names, got {len(found)} called '{name}' with different data: give the "
+                "files different names, or sweep them apart."
+            )
+
+
+def _check_own(store: Store, tasks: Sequence[Task], may_hold_more: bool) -> None:
     """A store is only ever added to by the sweep that it is of."""
     asked = {cell for task in tasks for cell in task.cells}
     strangers = {name: f for name, f in store.finished.items() if not asked.issuperset(f.cells)}
+    if may_hold_more:
+        strangers = {name: f for name, f in strangers.items() if f.code != code_fingerprint()}
     if not strangers:
         return
     runs = sum(len(f.cells) for f in strangers.values())
@@ -176,18 +202,23 @@ def _check_own(store: Store, tasks: Sequence[Task]) -> None:
     )
 
 
-def _check_trials(store: Store, ledger: Ledger) -> None:
+def _check_trials(store: Store, before: Ledger | None, ledger: Ledger) -> None:
     """Trials are drawn once: whoever looks at them and then draws others does something that no theorem covers."""
-    if not store.has_ledger:
+    if before is None:
+        if ledger.trials is not None:
+            raise ValueError(f"Expected the ledger of {store.folder}, which is lost or damaged; use a new folder.")
         return
-    before = store.ledger()
     if (before.trials, before.cells) != (ledger.trials, ledger.cells):
-        one, other = (each.trials or "a grid without trials" for each in (before, ledger))
+        one, other = (_in_words(each.trials) for each in (before, ledger))
         what = f"{one}, got {other}" if one != other else f"{one} among {len(before.cells)} cells, got other cells"
         raise ValueError(
             f"Expected what {store.folder} has drawn, {what}. Use a new folder: drawing again after looking is not "
             "covered by any price."
         )
+
+
+def _in_words(trials: TrialDistribution | None) -> str:
+    return "a grid without trials" if trials is None else f"{trials.kind} trials of mean {trials.mean:g}"
 
 
 def _computed(tasks: Sequence[Task], workers: int | None, ray: str | None) -> Iterator[Done]:

@@ -63,7 +63,7 @@ class Store:
         self.folder = Path(folder)
         self._shards = self.folder / "shards"
         self._read: dict[str, tuple[Finished, bytes]] = {}
-        if not self._shards.is_dir():
+        if not is_store(self.folder):
             raise ValueError(f"Expected a store at {self.folder}, found none; make one with: noisecast sweep.")
         self._refresh()
 
@@ -75,13 +75,16 @@ class Store:
         Raises: ValueError: it cannot be written, holds something else, or another sweep is writing it.
         """
         folder = Path(folder)
-        if not (folder / "shards").is_dir():
+        if not is_store(folder):
             reason = why_unwritable(folder.absolute())
-            if reason is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            if reason is None and folder.exists() and (not folder.is_dir() or set(os.listdir(folder)) - {"lock"}):
                 reason = f"Expected an empty or new folder for a store, got {folder}, which holds something else."
             if reason is not None:
                 raise ValueError(reason)
-            (folder / "shards").mkdir(parents=True)
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o700)  # losses of private examples, and how many trials were drawn
+            (folder / "lock").touch()
+            (folder / "shards").mkdir(exist_ok=True)
         with open(folder / "lock", "a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,10 +111,19 @@ class Store:
 
         Kept, so that a resumed run is the run that it would have been. Whoever reads it can take the noise away.
         """
+        if not (self.folder / "key").exists():
+            with written_whole(self.folder / "key", secret=True) as temporary:
+                temporary.write_bytes(RandomRoot.from_os_entropy().secret)
+        return self.kept_root()
+
+    def kept_root(self) -> RandomRoot:
+        """The same, of runs that are there already.
+
+        Raises: ValueError: the key is lost, or damaged.
+        """
         path = self.folder / "key"
         if not path.exists():
-            with written_whole(path, secret=True) as temporary:
-                temporary.write_bytes(RandomRoot.from_os_entropy().secret)
+            raise ValueError(f"Expected {path}, from which the runs of this store were made; it is lost, and they are.")
         secret = path.read_bytes()
         if len(secret) != 32:
             raise ValueError(f"{path} is damaged: its runs cannot be continued; use a new folder.")
@@ -125,10 +137,12 @@ class Store:
             temporary.write_bytes(content)
         self._read[name] = finished, content
 
-    @property
-    def has_ledger(self) -> bool:
-        """Whether a sweep has begun here."""
-        return (self.folder / "ledger.json").exists()
+    def ledger_before(self) -> Ledger | None:
+        """The ledger that the store's runs were made under; None where it is lost or damaged."""
+        try:
+            return self.ledger()
+        except ValueError:
+            return None
 
     def ledger(self) -> Ledger:
         """Every run that this store's sweep makes, for the price of choosing among them.
@@ -142,7 +156,10 @@ class Store:
             reason = "there is none"
         except (OSError, ValueError, KeyError, TypeError):
             reason = "it is damaged"
-        raise ValueError(f"Expected {path}, which says what the sweep ran, but {reason}; run the sweep again.")
+        raise ValueError(
+            f"Expected {path}, which says what the sweep ran, but {reason}; only "
+            "--price public can choose from this store: sweep in a new folder for another."
+        )
 
     def write_ledger(self, ledger: Ledger) -> None:
         """What the sweep is about to run: written before the first of its runs touches the data."""
@@ -203,5 +220,5 @@ def _read_shard(path: Path) -> tuple[Finished, bytes]:
 
 
 def is_store(folder: str | Path) -> bool:
-    """Whether there is a store, not whether it is whole."""
-    return os.path.isdir(Path(folder) / "shards")
+    """Whether there is a store, not whether it is whole: others have folders called shards too."""
+    return (Path(folder) / "shards").is_dir() and (Path(folder) / "lock").is_file()

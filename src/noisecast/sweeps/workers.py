@@ -199,4 +199,6 @@ class _Attendant(threading.Thread):
         assert self._process.stdin is not None
         with suppress(OSError):  # killed at once: the first question will find out
             worker.send_bytes(self._process.stdin, self._content)
+        if self._dismissed:  # meanwhile
+            self._process.kill()
         return self._process
