@@ -10,6 +10,7 @@ from rich.table import Table
 from noisecast.cli.answer import summaries
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
 from noisecast.files import why_unwritable, written_whole
+from noisecast.privacy.accounting import epsilon_text
 from noisecast.sweeps import Store
 from noisecast.table import write_table
 
@@ -41,14 +42,40 @@ def results(
             raise ValueError(
                 f"Expected a metric among {', '.join(known) or 'none: the store is empty'}, got '{metric}'."
             )
-        rows = pd.DataFrame(summaries(table, metric)).sort_values(["optimizer", "noise_multiplier", "mean"])
-        rows = rows.drop(columns=["step", "num_steps", "nominal_epsilon"])
+        rows = _ends(table, metric)
     if output is not None:
         _write(rows, table if sql is None and not columns else None, output)
     if json:
         print_json({"rows": rows.to_dict("records")})
         return
-    to_reader().print(_shown(rows, f"{store} (non_private)"))
+    is_ends = sql is None and not columns
+    to_reader().print(_shown(_for_a_screen(rows, metric) if is_ends else rows, f"{store} (non_private)"))
+    if is_ends and Store(store).is_of_trials:
+        print("These are random trials: their number, and all of them but the best, must stay secret.")
+
+
+def _ends(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Each scenario's metric at its end, with its settings."""
+    about = table.drop_duplicates("scenario").set_index("scenario")[["problem", "expected_batch_size"]]
+    rows = pd.DataFrame(summaries(table, metric)).join(about, on="scenario")
+    rows = rows.drop(columns=["step", "num_steps", "nominal_epsilon"])
+    return rows.sort_values(["problem", "optimizer", "noise_multiplier", "mean"], ignore_index=True)
+
+
+def _for_a_screen(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The columns that differ, with short names; epsilon rounded up."""
+    shown = rows.assign(epsilon=[epsilon_text(epsilon, 3) for epsilon in rows["epsilon"]])
+    names = {
+        "problem": "problem", "runner": "runner", "optimizer": "optimizer", "learning_rate": "rate",
+        "l2_clip_norm": "clip", "noise_multiplier": "noise", "expected_batch_size": "batch", "epsilon": "ε",
+        "mean": metric.replace("_", " "), "half_width": "± 95 %", "num_seeds": "seeds", "num_diverged": "diverged",
+    }  # fmt: skip
+    if not any(shown["num_diverged"].tolist()):
+        del names["num_diverged"]
+    for name in ("problem", "runner", "expected_batch_size"):
+        if len(set(shown[name].tolist())) < 2:
+            del names[name]
+    return pd.DataFrame({short: shown[name] for name, short in names.items()})
 
 
 def query(table: pd.DataFrame, sql: str) -> pd.DataFrame:
@@ -92,7 +119,7 @@ def _write(rows: pd.DataFrame, whole: pd.DataFrame | None, output: Path) -> None
 
 
 def _shown(rows: pd.DataFrame, title: str) -> Table:
-    caption = f"{len(rows):,} rows"
+    caption = f"{len(rows):,} row{'' if len(rows) == 1 else 's'}"
     if len(rows) > ROWS_SHOWN:
         caption = f"The first {ROWS_SHOWN} of {len(rows):,} rows; --output FILE.csv for all of them"
     table = Table(title=title, caption=caption + ".", **TABLE_STYLE)

@@ -44,6 +44,7 @@ def select(
         ),
     ] = None,
     reason: Annotated[str | None, Parameter(help="With --price public: why the data are public, in words.")] = None,
+    problem: Annotated[str | None, Parameter(help="Of a sweep of several problems: which one, by name.")] = None,
     runner: Annotated[str, Parameter(help="Whose answers are compared.")] = Training.name,
     last_epochs: Annotated[
         float, Parameter(help="Score by the mean over the recorded steps of so many last epochs. 0: the last step.")
@@ -61,6 +62,7 @@ def select(
     chosen = select_from(
         table,
         metric=metric,
+        problem=problem,
         price=_price(price, reason, ledger),
         ledger=ledger,
         runner=runner,

@@ -40,6 +40,9 @@ def sweep(
     what = f"Sweep of {num_runs(questions):,} runs" if trials is None else "Random trials"
     with sweep_progress(what) as progress:
         table = run_sweep(questions, store, workers=workers, ray=ray, trials=trials, progress=progress)
+    if trials is not None:
+        _say_trials(store, json)
+        return
     counts = _counts(table)
     if json:
         print_json({"store": str(store), "runs": counts})
@@ -57,6 +60,18 @@ def num_runs(questions: tuple[Question, ...]) -> int:
             calls = runner.calls([s for s in question.scenarios if runner.why_unsupported(s) is None], range(repeats))
             total += sum(len(scenarios) * max(len(some), 1) for scenarios, some in calls)
     return total
+
+
+def _say_trials(store: Path, json: bool) -> None:
+    """That they are done, not how many they were."""
+    if json:
+        print_json({"store": str(store), "runs": None})
+        return
+    to_reader().print(
+        f"All random trials are in {store}. Their number, and all of them but the best, must stay secret: keep the "
+        f"store to yourself.\nChoose: noisecast select {store} --metric test_loss --price repeat-select",
+        soft_wrap=True,
+    )
 
 
 def _say_estimate(

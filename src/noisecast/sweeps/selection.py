@@ -79,6 +79,7 @@ def select(
     metric: str,
     price: Price,
     ledger: Ledger | None = None,
+    problem: str | None = None,
     runner: str = Training.name,
     last_epochs: float = 0,
 ) -> Selection:
@@ -87,11 +88,11 @@ def select(
     Under `RepeatSelect` the best single trial, since each trial is a run of its own there.
 
     Args:
-      table: of the sweep, one problem (`noisecast.table`).
+      table: of the whole sweep (`noisecast.table`).
       metric: the score: one of MORE_IS_BETTER, or its test_ form.
       price: Public(reason), Compose() or RepeatSelect(trials); there is no default.
       ledger: all that the sweep ran (`noisecast.sweeps.ledger`); may be left out for Public.
-      runner: whose answers are compared.
+      problem: of a sweep of several, by name.   runner: whose answers are compared.
       last_epochs: 0: the score at the last step. More: its mean over the recorded steps of so many last epochs.
     Raises: ValueError: no price, nothing to choose from, or a sweep that the price does not fit.
 
@@ -112,7 +113,7 @@ def select(
     trained = table.loc[table["runner"] == Training.name, ["scenario", "seed"]].drop_duplicates()
     if (reason := price.why_unfit(ledger, set(trained.itertuples(index=False, name=None)))) is not None:
         raise ValueError(reason)
-    _check_one_problem(table)
+    table = _of_one_problem(table, problem)
     keys = ["scenario", "seed"] if price.only_best else ["scenario"]
     found = _ranked(_scores(table, metric, runner, last_epochs), keys, metric)
     settings = table.drop_duplicates("scenario").set_index("scenario", drop=False)
@@ -149,13 +150,13 @@ def _check_request(metric: str, price: Price, last_epochs: float) -> None:
         raise ValueError(f"Expected a finite last_epochs >= 0, got {last_epochs}.")
 
 
-def _check_one_problem(table: pd.DataFrame) -> None:
-    problems = sorted(set(table["problem"]))
-    if len(problems) > 1:
-        raise ValueError(
-            f"Expected a table of one problem, got {', '.join(problems)}: their scores cannot be compared; choose one "
-            "by its rows, table[table['problem'] == NAME]."
-        )
+def _of_one_problem(table: pd.DataFrame, problem: str | None) -> pd.DataFrame:
+    names = sorted(set(table["problem"]))
+    if problem is None and len(names) > 1:
+        raise ValueError(f"Expected one problem among {', '.join(names)}, got none: their scores cannot be compared.")
+    if problem is not None and problem not in names:
+        raise ValueError(f"Expected a problem among {', '.join(names)}, got '{problem}'.")
+    return table if problem is None else table.loc[table["problem"] == problem]
 
 
 def _scores(table: pd.DataFrame, metric: str, runner: str, last_epochs: float) -> pd.DataFrame:

@@ -137,6 +137,12 @@ class Store:
             temporary.write_bytes(content)
         self._read[name] = finished, content
 
+    @property
+    def is_of_trials(self) -> bool:
+        """Whether its sweep drew a random number of trials, which must stay secret."""
+        before = self.ledger_before()
+        return before is not None and before.trials is not None
+
     def ledger_before(self) -> Ledger | None:
         """The ledger that the store's runs were made under; None where it is lost or damaged."""
         try:
