@@ -222,6 +222,17 @@ def test_trials_are_not_drawn_again_after_looking(tmp_path, other):
     assert Store(tmp_path / "store").ledger() == before
 
 
+def test_no_trial_at_all_is_not_drawn_again(tmp_path, monkeypatch):
+    asked = [grid(insecure_seeds=None, runners=(nc.Training(),))]
+    with monkeypatch.context() as none_drawn:
+        none_drawn.setattr(TrialDistribution, "draw", lambda self, rng: 0)
+        table = run_sweep(asked, tmp_path / "store", workers=0, trials=TrialDistribution(TrialKind.POISSON, 1.0))
+    assert table.empty
+    with pytest.raises(ValueError, match="drawing again"):
+        run_sweep(asked, tmp_path / "store", workers=0, trials=TrialDistribution(TrialKind.POISSON, 9.0))
+    assert not Store(tmp_path / "store").ledger().runs
+
+
 def test_a_grid_does_not_become_trials(tmp_path):
     asked = [grid(insecure_seeds=None, runners=(nc.Training(),))]
     run_sweep(asked, tmp_path / "store", workers=0)

@@ -75,9 +75,10 @@ def run_sweep(
         if not tasks and trials is None:
             raise ValueError("Expected at least one scenario that one of the runners can answer, got none.")
         _check_own(opened, tasks, may_hold_more)
-        if opened.finished:
-            before = opened.ledger_before()
+        before = opened.ledger_before()
+        if opened.has_begun:  # also without a shard: no trial at all is what may have been drawn
             _check_trials(opened, before, ledger)
+        if opened.finished:
             ledger = ledger.after(before)
         opened.write_ledger(ledger)
         done = opened.cells

@@ -138,6 +138,11 @@ class Store:
         self._read[name] = finished, content
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a sweep has ever begun here, or left something behind."""
+        return bool(self._read) or (self.folder / "ledger.json").exists()
+
+    @property
     def is_of_trials(self) -> bool:
         """Whether its sweep drew a random number of trials, which must stay secret."""
         before = self.ledger_before()
