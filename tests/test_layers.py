@@ -29,9 +29,15 @@ LAYERS = [
     "figures",
     "sweeps",
     "protocols",
+    "advice",
+    "estimators",
+    "report",
+    "optax",
+    "opacus",
     "reproduction",
     "scenario_file",
     "cli",
+    "__main__",
 ]
 
 

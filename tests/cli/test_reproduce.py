@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import types
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,9 +31,9 @@ FAILS = Claim(
 def figure(*, claims=(HOLDS, FAILS), run=None, **more):
     """A module of `noisecast.reproduction` that is computed at once."""
 
-    def default(scale, *, data_dir, store, workers, progress):
+    def default(scale, *, progress):
         progress(0.5, 3.0)
-        return pd.DataFrame({"scale": [scale], "data": [str(data_dir)], "store": [str(store)], "workers": [workers]})
+        return pd.DataFrame({"scale": [scale]})
 
     parts = {
         "TITLE": "A figure", "SECONDS": {"quick": 1, "paper": 7200}, "run": run or default, "data": lambda table: table,
@@ -59,12 +60,12 @@ def files(folder):
 
 def test_a_figure_writes_pictures_frame_rows_and_claims(install, tmp_path, capsys):
     install("fig-sde", figure())
-    assert main(["reproduce", "fig-sde", "--scale", "paper", "--workers", "3", "--output", "out"]) == 0
+    assert main(["reproduce", "fig-sde", "--scale", "paper", "--output", "out"]) == 0
     expected = [f"fig-sde.{suffix}" for suffix in ("png", "pdf", "svg", "parquet")]
     expected += ["fig-sde-table.parquet", "fig-sde-claims.csv", "fig-sde-claims.parquet"]
     assert files(tmp_path / "out") == sorted(expected)
     row = pd.read_parquet(tmp_path / "out" / "fig-sde-table.parquet").iloc[0]
-    assert (row["scale"], row["store"], row["workers"]) == ("paper", "out/stores/fig-sde-paper", 3)
+    assert row["scale"] == "paper"
     claims = pd.read_csv(tmp_path / "out" / "fig-sde-claims.csv")
     assert claims["holds"].tolist() == [True, False] and claims["value"].tolist() == [1.93, INF]
     printed = capsys.readouterr()
@@ -157,17 +158,13 @@ def test_a_missing_file_is_named_by_its_reader(install, capsys, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "more, kept",
-    [({}, "it takes little time and starts anew"), ({"SECONDS": None}, "what was finished is kept")],
-)
-def test_an_interruption_says_what_is_kept(install, capsys, tmp_path, more, kept):
+def test_an_interrupted_figure_without_a_store_says_that_it_starts_anew(install, capsys, tmp_path):
     def run(scale, **_):
         signal.raise_signal(signal.SIGINT)
 
-    install("fig-sde", figure(run=run, **more))
+    install("fig-sde", figure(run=run))
     assert main(["reproduce", "fig-sde", "--output", "out"]) == 130
-    assert f"Interrupted in fig-sde; {kept}" in capsys.readouterr().err
+    assert "Interrupted in fig-sde; it takes little time and starts anew" in capsys.readouterr().err
     assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
 
 
@@ -197,11 +194,11 @@ def test_one_task_alone_asks_its_questions_alone(install, capsys, tmp_path):
     assert "Expected a task among imdb, movielens, forum500" in capsys.readouterr().err
 
 
-def test_an_interrupted_sweep_goes_on_by_the_same_command(install, capsys, tmp_path):
+def test_an_interrupted_sweep_goes_on_by_the_same_command(install, capsys, tmp_path, monkeypatch):
     from noisecast import DPSGD, SampledGaussian, Scenario, Stream, quadratic
     from noisecast.question import Question
     from noisecast.runners import Training
-    from noisecast.sweeps import Store, run_sweep
+    from noisecast.sweeps import Store
 
     def questions(scale, data_dir):
         mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Stream(8))
@@ -214,26 +211,25 @@ def test_an_interrupted_sweep_goes_on_by_the_same_command(install, capsys, tmp_p
         ]  # fmt: skip
         return [Question(scenarios=(scenario,), runners=(Training(),), record_at=(0,)) for scenario in scenarios]
 
-    def run(scale, *, data_dir, store, workers, progress, interrupt):
+    @contextmanager
+    def interrupted_midway(name):
         def told(share, seconds_left):
-            progress(share, seconds_left)
-            if interrupt and 0 < share < 1:
+            if 0 < share < 1:
                 raise KeyboardInterrupt
 
-        return run_sweep(questions(scale, data_dir), store, workers=0, progress=told)
+        yield told
 
-    def module(interrupt):
-        return figure(SECONDS=None, questions=questions, run=lambda *a, **k: run(*a, **k, interrupt=interrupt))
-
-    install("fig-sde", module(interrupt=True))
-    assert main(["reproduce", "fig-sde", "--output", "out"]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    command = ["reproduce", "fig-sde", "--workers", "0", "--output", "out"]
+    install("fig-sde", figure(SECONDS=None, questions=questions))
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduce, "sweep_progress", interrupted_midway)
+        assert main(command) == 130
+    assert "are in out/stores/fig-sde-quick: the same command goes on." in capsys.readouterr().err
     store = Store(tmp_path / "out" / "stores" / "fig-sde-quick")
     kept = store.read()
     assert set(kept["num_steps"]) < {10, 20}
 
-    install("fig-sde", module(interrupt=False))
-    assert main(["reproduce", "fig-sde", "--output", "out"]) == 0
+    assert main(command) == 0
     rows = pd.read_parquet(tmp_path / "out" / "fig-sde-table.parquet")
     assert set(rows["num_steps"]) == {10, 20}
     again = rows[rows["num_steps"].isin(kept["num_steps"])]
@@ -314,6 +310,7 @@ def test_a_long_sweep_is_estimated_by_trial_before_it_begins(install, capsys, mo
         return 600.0
 
     monkeypatch.setattr(noisecast.sweeps, "estimate_seconds", estimated)
+    monkeypatch.setattr(noisecast.sweeps, "run_sweep", lambda *a, **k: pd.DataFrame({"value": [1.0]}))
     install("fig-sde", figure(SECONDS=None, questions=lambda scale, data: (scale, data)))
     command = ["reproduce", "fig-sde", "--workers", "2", "--output", "out"]
     assert main(command) == 0  # quick: a trial would take as long as the figure

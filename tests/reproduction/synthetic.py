@@ -5,6 +5,8 @@ import zlib
 
 import numpy as np
 
+from noisecast.problems.datasets import Dataset
+from noisecast.problems.linear import linear_model
 from noisecast.reproduction.tasks import IMDB
 from noisecast.table import DIVERGED, OK
 from noisecast.theory.optimal import nominal_epsilon
@@ -32,3 +34,10 @@ def imdb_row(*, value, batch_size=64.0, noise_multiplier=1.0, **settings):
 def draw_for(*names):
     """A standard normal that belongs to these names, today and tomorrow."""
     return float(np.random.default_rng(zlib.crc32(repr(names).encode())).standard_normal())
+
+
+def toy_problem(data_dir=None):
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(128, 3)).astype(np.float32)
+    parts = [Dataset("toy", features, rng.integers(2, size=128), ("a", "b")) for _ in range(2)]
+    return linear_model(*parts)

@@ -5,22 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic import toy_problem
 
-from noisecast.problems.datasets import Dataset
-from noisecast.problems.linear import linear_model
 from noisecast.reproduction import fig_floors
 from noisecast.reproduction.fits import only
 from noisecast.reproduction.tasks import IMDB
 from noisecast.runners import answer
 
 POWERS = {"DP-SGD": 2.0, "DP-SignSGD": 1.0, "DP-Adam": 1.0}
-
-
-def toy_problem(data_dir=None):
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(128, 3)).astype(np.float32)
-    parts = [Dataset("toy", features, rng.integers(2, size=128), ("a", "b")) for _ in range(2)]
-    return linear_model(*parts)
 
 
 def frame_of(powers: dict[str, float], *, panels=("logistic on imdb",), seeds: int = 4) -> pd.DataFrame:

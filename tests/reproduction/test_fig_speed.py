@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic import toy_problem
 
 from noisecast.reproduction import fig_speed
 from noisecast.reproduction.fig_speed import rate_slope, rates, times
 from noisecast.reproduction.tasks import IMDB, MOVIELENS_PAPER_LIKE
-from tests.reproduction.test_fig_floors import toy_problem
 
 MULTIPLIERS = np.array([0.8, 1.0, 1.2, 1.6, 4.0, 6.0])
 STEPS = np.array(times(10_000), float)

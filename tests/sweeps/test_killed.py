@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from small_sweep import questions
 
 from noisecast.sweeps import Store, run_sweep
-from tests.sweeps.small_sweep import questions
 
 SCRIPT = Path(__file__).with_name("small_sweep.py")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from small_sweep import questions
 
 from noisecast.sweeps import run_sweep
-from tests.sweeps.small_sweep import questions
 
 pytest.importorskip("ray", reason="needs the extra [ray]")
 

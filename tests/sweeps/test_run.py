@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from small_sweep import questions
 
 import noisecast as nc
 from noisecast.privacy.tuning import TrialDistribution, TrialKind
@@ -12,7 +13,6 @@ from noisecast.question import Question
 from noisecast.sweeps import Store, estimate_seconds, run_sweep, tasks
 from noisecast.sweeps.pace import Pace
 from noisecast.sweeps.selection import Compose, select
-from tests.sweeps.small_sweep import questions
 
 
 def grid(**changes) -> Question:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from small_sweep import questions
 
 from noisecast.sweeps import Store, run_sweep
 from noisecast.sweeps.ledger import ledger_of
-from tests.sweeps.small_sweep import questions
 
 
 @pytest.fixture(scope="module")

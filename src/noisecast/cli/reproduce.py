@@ -168,17 +168,15 @@ def _reproduce(name: str, order: _Order) -> dict[str, Any]:
 
 
 def _table(module: Any, name: str, order: _Order, progress: Any) -> Any:
-    if order.task is None:
-        return module.run(
-            order.scale, data_dir=order.data, store=order.store(name), workers=order.workers, progress=progress
-        )
+    if _is_computed_whole(module):
+        return module.run(order.scale, progress=progress)
     from noisecast.sweeps import run_sweep
 
     return run_sweep(order.questions(module), order.store(name), workers=order.workers, progress=progress)
 
 
 def _is_computed_whole(module: Any) -> bool:
-    """Whether it takes so little time that it needs no store: then it states its seconds."""
+    """Whether it takes so little time that it needs no store: then it states its seconds; else it has questions."""
     return hasattr(module, "SECONDS")
 
 

@@ -50,7 +50,7 @@ class Outcome:
             value=value,
             spread=math.nan if spread is None else float(spread[-1]),
             status=DIVERGED if not math.isfinite(value) else EXTRAPOLATED if is_beyond else OK,
-            reasons=forecast.reasons,
+            reasons=reasons,
         )
 
     @property

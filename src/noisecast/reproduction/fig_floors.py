@@ -44,7 +44,6 @@ from noisecast.reproduction.tasks import TASKS, Scale, Task
 from noisecast.reproduction.which_task import in_the_papers_order
 from noisecast.runners import ClosedForm, Moments, Training
 from noisecast.scenario import Scenario
-from noisecast.sweeps import run_sweep
 from noisecast.table import METRICS
 
 TITLE = "What privacy noise costs in final loss"
@@ -98,18 +97,6 @@ def _task_question(task: Task, data_dir: Path | None) -> Question:
         record_at=(3 * scenarios[0].num_steps // 4,),
         insecure_seeds=tuple(range(task.num_seeds)),
     )
-
-
-def run(
-    scale: Scale = "quick",
-    *,
-    data_dir: Path | None = None,
-    store: Path,
-    workers: int | None = None,
-    progress: Any = lambda share, seconds_left: None,
-) -> pd.DataFrame:
-    """Train and forecast; the table, kept in `store`."""
-    return run_sweep(questions(scale, data_dir), store, workers=workers, progress=progress)
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:

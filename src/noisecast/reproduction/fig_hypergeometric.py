@@ -8,7 +8,6 @@ lemmas' factor, and the one that replaces it, over the exact one against x = |mu
 import math
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -41,18 +40,14 @@ NU_COLOURS = {1.0: "#CC79A7", 3.0: "#E69F00", math.inf: "#0072B2"}
 def run(
     scale: str = "quick",
     *,
-    data_dir: Path | None = None,
-    store: Path | None = None,
-    workers: int | None = None,
     progress: Callable[[float, float | None], None] = lambda share, seconds_left: None,
 ) -> pd.DataFrame:
     """The factor a in E[X/|X|] = a mu with sigma = 1: exact, as printed, by norm concentration, by Monte Carlo.
 
     Not what a runner says about a scenario, so this is a frame of its own: `part, num_params, degrees_of_freedom,
-    ratio, z, kummer, exact, as_printed, concentrated, monte_carlo, standard_error, num_pairs`. It takes seconds:
-    `data_dir`, `store` and `workers` are not used. The seed is fixed: nothing here is private.
+    ratio, z, kummer, exact, as_printed, concentrated, monte_carlo, standard_error, num_pairs`. The seed is fixed:
+    nothing here is private.
     """
-    del data_dir, store, workers
     frames = [_kummer(num_params) for num_params in NUM_PARAMS]
     cases = list(product(NUM_PARAMS, DEGREES_OF_FREEDOM))
     for done, (num_params, nu) in enumerate(cases, start=1):

@@ -39,7 +39,6 @@ from noisecast.reproduction.tasks import (
 from noisecast.reproduction.tuning_price import price_of_tuning
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.runners import Moments, Training
-from noisecast.sweeps import run_sweep
 from noisecast.table import DIVERGED
 
 TITLE = "Tuned at every privacy level: best loss and best learning rate"
@@ -148,11 +147,6 @@ def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:
         at_clip = [(optimizer, Grid(grid.learning_rates, (clip,))) for optimizer, grid in grids]
         forecast = {"noise_multipliers": plan.forecast, "runners": [MOMENTS]}
         yield protocol_b_question(problem, base.mechanism, at_clip, **asked, **forecast)
-
-
-def run(scale: Scale, *, data_dir: Path | None, store: Path, workers: int | None, progress: Any) -> pd.DataFrame:
-    """The table of `questions`, kept in `store`."""
-    return run_sweep(questions(scale, data_dir), store, workers=workers, progress=progress)
 
 
 def data(table: Any) -> pd.DataFrame:

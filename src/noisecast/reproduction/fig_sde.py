@@ -7,7 +7,6 @@ noise multipliers 0.03 and 0.06 (nominal epsilon 5 would need 0.006); the multip
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -74,17 +73,13 @@ def scenarios(degrees_of_freedom: float = 1.0) -> list[Scenario]:
 def run(
     scale: str = "quick",
     *,
-    data_dir: Path | None = None,
-    store: Path | None = None,
-    workers: int | None = None,
     progress: Callable[[float, float | None], None] = lambda share, seconds_left: None,
     degrees_of_freedom: float = 1.0,
 ) -> pd.DataFrame:
     """Train, and solve both forms of the SDE; the table, with runner `sde_phases` for the printed form.
 
-    It takes minutes at most and is computed whole: `data_dir`, `store` and `workers` are not used.
+    It takes minutes at most and is computed whole, without a store.
     """
-    del data_dir, store, workers
     questions = scenarios(degrees_of_freedom)
     asked = {"num_seeds": REPETITIONS[scale], "record_at": times()}
     unified = answer(

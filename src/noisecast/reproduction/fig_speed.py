@@ -27,7 +27,6 @@ from noisecast.reproduction.claims import UNDECIDED, Claim
 from noisecast.reproduction.fits import Estimate, bootstrap, each, mean, only
 from noisecast.reproduction.tasks import TASKS, Scale, Task
 from noisecast.reproduction.which_task import in_the_papers_order
-from noisecast.sweeps import run_sweep
 from noisecast.table import METRICS
 
 TITLE = "How fast the loss falls, by privacy noise"
@@ -63,18 +62,6 @@ def times(num_steps: int) -> tuple[int, ...]:
     """
     later = np.unique(np.round(np.geomspace(num_steps / 200, num_steps, NUM_TIMES)).astype(int))
     return (0, *later[later > 0].tolist())
-
-
-def run(
-    scale: Scale = "quick",
-    *,
-    data_dir: Path | None = None,
-    store: Path,
-    workers: int | None = None,
-    progress: Any = lambda share, seconds_left: None,
-) -> pd.DataFrame:
-    """Train and forecast; the table, kept in `store`."""
-    return run_sweep(questions(scale, data_dir), store, workers=workers, progress=progress)
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:

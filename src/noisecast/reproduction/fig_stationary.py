@@ -10,7 +10,6 @@ cannot be seen; a third panel, ours, has H = 0.1 and a far start, where it can.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -84,18 +83,15 @@ SETTINGS = (
 def run(
     scale: str = "quick",
     *,
-    data_dir: Path | None = None,
-    store: Path | None = None,
-    workers: int | None = None,
     progress: Callable[[float, float | None], None] = lambda share, seconds_left: None,
 ) -> pd.DataFrame:
     """Mean and variance of every coordinate over the runs, beside the formulas.
 
     The table of runners has no column for a coordinate, so this is a frame of its own: `setting, optimizer, hessian,
-    step, time, source, moment, value, standard_error, num_runs`. It takes seconds, so both scales are the paper's and
-    `data_dir`, `store` and `workers` are not used. The seed is fixed: nothing here is private.
+    step, time, source, moment, value, standard_error, num_runs`. It takes seconds, so both scales are the
+    paper's. The seed is fixed: nothing here is private.
     """
-    del scale, data_dir, store, workers
+    del scale
     frames = []
     total, done = sum(setting.num_steps for setting in SETTINGS), 0
     for setting in SETTINGS:

@@ -37,7 +37,6 @@ from noisecast.reproduction.tasks import (
 from noisecast.reproduction.thresholds import ADAPTIVE, WINDOWS, curves, slope_on_batch_size, thresholds, window_of
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.runners import Moments, Training
-from noisecast.sweeps import run_sweep
 from noisecast.table import OK
 
 TITLE = "Where adaptive optimizers overtake DP-SGD, against the batch size"
@@ -78,11 +77,6 @@ def questions(scale: Scale, data_dir: Path | None) -> tuple[Question, ...]:
             if forecast:
                 asked.append(Question(scenarios=forecast, runners=(Moments(),), record_at=record_at))
     return tuple(asked)
-
-
-def run(scale: Scale, *, data_dir: Path | None, store: Path, workers: int | None, progress: Any) -> pd.DataFrame:
-    """The table of `questions`, kept in `store`."""
-    return run_sweep(questions(scale, data_dir), store, workers=workers, progress=progress)
 
 
 def data(table: Any) -> pd.DataFrame:

@@ -36,7 +36,6 @@ from noisecast.reproduction.tasks import (
 )
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.runners import Moments, Training
-from noisecast.sweeps import run_sweep
 
 TITLE = "Tuned at one noise multiplier (Protocol A): which settings win"
 LOSS, ACCURACY = Score("loss"), Score("accuracy")
@@ -84,11 +83,6 @@ def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:
     yield protocol_b_question(problem, base.mechanism, grids, **asked, **trained)
     if plan.is_forecast:
         yield protocol_b_question(problem, base.mechanism, grids, **asked, runners=[MOMENTS])
-
-
-def run(scale: Scale, *, data_dir: Path | None, store: Path, workers: int | None, progress: Any) -> pd.DataFrame:
-    """The table of `questions`, kept in `store`."""
-    return run_sweep(questions(scale, data_dir), store, workers=workers, progress=progress)
 
 
 def data(table: Any) -> pd.DataFrame:
