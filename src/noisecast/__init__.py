@@ -49,6 +49,15 @@ _HOMES = {
     "run_sweep": "noisecast.sweeps",
     "select": "noisecast.sweeps.selection",
     "train": "noisecast.release",
+    "Account": "noisecast.ledger",
+    "PrivacyLedger": "noisecast.ledger",
+    "DPLogisticRegression": "noisecast.estimators",
+    "DPMatrixFactorization": "noisecast.estimators",
+    "DPSoftmaxRegression": "noisecast.estimators",
+    "advise": "noisecast.advice.advise",
+    "advise_from_numbers": "noisecast.advice.numbers",
+    "private_probe": "noisecast.advice.probe",
+    "transfer": "noisecast.advice.transfer",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

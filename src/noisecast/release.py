@@ -13,6 +13,7 @@ import numpy as np
 
 from noisecast import engines
 from noisecast.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from noisecast.ledger import Account
 from noisecast.privacy.noise import RandomRoot
 from noisecast.scenario import Scenario
 from noisecast.statement import PrivacyStatement, privacy_statement
@@ -69,6 +70,7 @@ def train(
     resume: bool = False,
     watch: Callable[[Moment], None] | None = None,
     save: Callable[[TrainedModel], None] = lambda model: None,
+    account: Account | None = None,
     num_evaluations: int = 20,
     unit: str = "one example",
     also_not_covered: tuple[str, ...] = (),
@@ -83,11 +85,13 @@ def train(
       resume: continue from `checkpoint`.
       watch: told where the run is, several times a second.
       save: what to do with the finished model before its checkpoint is deleted, so that a full disk loses nothing.
+      account: a data set's in a privacy ledger; the run is written down there before its first step, or refused.
       num_evaluations: how often losses are evaluated for the watcher; 0 for only at the end.
       unit, also_not_covered: for the privacy statement.
     Raises:
       Interrupted: on Ctrl-C or SIGTERM, after the checkpoint is written.
-      ValueError: the scenario cannot be trained, the checkpoint is not its own, or the parameters are not finite.
+      ValueError: the scenario cannot be trained, the checkpoint is not its own, the account's budget would be
+        exceeded, or the parameters are not finite.
     """
     reason = engines.why_unsupported(scenario)
     if reason is not None:
@@ -96,6 +100,8 @@ def train(
     # From before the first step until the model is saved: an exception in between would lose a spent budget.
     with _stop_requests() as stop_requested:
         run = _started(scenario, insecure_seed, secure_noise, path, resume)
+        if account is not None:
+            _write_down(account, run, scenario)
         began = time.monotonic()
         _advance_to_the_end(run, scenario, path, watch, num_evaluations, stop_requested)
         model = _finished(run, scenario, unit, also_not_covered, time.monotonic() - began)
@@ -105,6 +111,14 @@ def train(
         if path is not None:
             path.unlink(missing_ok=True)
     return model
+
+
+def _write_down(account: Account, run: "_Run", scenario: Scenario) -> None:
+    """Before the first step: a crash from here on errs on the private side."""
+    if not run.root.is_private:
+        raise ValueError("Expected a run without insecure seed for a ledger: one with a known seed has no guarantee.")
+    what = f"{scenario.optimizer.name} on {scenario.problem.name}"
+    account.ledger.spend(account.dataset, scenario.mechanism, scenario.num_steps, what=what, run=run.root.name)
 
 
 def _finished(run: "_Run", scenario: Scenario, unit: str, also_not_covered: tuple[str, ...], seconds: float):

@@ -42,7 +42,11 @@ COMMANDS = {
     "results": "Read a store: the end of every scenario, or any question in SQL.",
     "select": "The best settings of a sweep, and what choosing them cost in privacy.",
     "protocol": "Optimizers compared across privacy levels, each tuned once (a) or at each of them (b).",
+    "advise": "Optimizer, learning rate, clip norm and batch size for each budget, and what keeping yours would cost.",
+    "report": "One page of a store or a model: the answer, charts, the privacy statement, settings to copy.",
     "account": "Epsilon spent by a mechanism, or the noise that a target epsilon needs.",
+    "ledger": "What was spent on each data set, and how much is left: show, check, or set a budget.",
+    "audit": "Attack the mechanism: a lower bound on epsilon, measured, beside the upper bound that is proved.",
     "reproduce": "The paper's figures: each with its numbers and what they say of its claims.",
     "datasets": "The data sets that are read by name, and the files that `train` reads.",
 }

@@ -11,6 +11,7 @@ from noisecast.cli.mechanism_options import MechanismOptions
 from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
 from noisecast.cli.progress import training_progress
 from noisecast.files import why_unwritable
+from noisecast.ledger import Account, PrivacyLedger
 from noisecast.model_dir import save_model
 from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.problems.datasets import (
@@ -143,6 +144,10 @@ def train(
     secure_noise: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Draw batches and noise by a cipher, ChaCha20: slower.")
     ] = False,
+    ledger: Annotated[
+        Path | None, Parameter(help="Privacy ledger to write this run into before it begins; it may refuse.")
+    ] = None,
+    dataset: Annotated[str | None, Parameter(help="Name of the data set in the ledger.")] = None,
     json: Json = False,
 ) -> None:
     """Train a model privately on a file of your own.
@@ -156,6 +161,7 @@ def train(
     if secure_noise:
         import randomgen  # noqa: F401  (its absence is better known before the file is read)
     _check_places(output, resume)
+    account = _account(ledger, dataset)
     checkpoint = _checkpoint_of(output)
     plan = _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_norm, target_delta, num_examples)
     warn(plan.warnings)
@@ -177,6 +183,7 @@ def train(
                     label_names=plan.train.label_names,
                     label_separator=files.label_separator,
                 ),
+                account=account,
                 unit="one example (a row of the training file)",
                 also_not_covered=plan.not_covered,
             )
@@ -190,6 +197,17 @@ def train(
 
 def _checkpoint_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.checkpoint")
+
+
+def _account(ledger: Path | None, dataset: str | None) -> Account | None:
+    """Before anything is read: a run without a budget would only find out later."""
+    if (ledger is None) != (dataset is None):
+        raise ValueError("Expected --ledger and --dataset, or neither; give what is missing.")
+    if ledger is None or dataset is None:
+        return None
+    account = Account(PrivacyLedger(ledger), dataset)
+    account.ledger.budget(dataset)  # raises where there is none
+    return account
 
 
 def _check_places(output: Path, resume: bool) -> None:

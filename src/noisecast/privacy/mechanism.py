@@ -9,10 +9,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from noisecast.privacy.sampling import Adjacency, Sampler
+from noisecast.privacy.sampling import Adjacency, FixedSize, Poisson, Sampler, Shuffled, Stream
 
 __all__ = ["Adjacency", "SampledGaussian"]
 
+
+_SAMPLERS = {sampler.__name__: sampler for sampler in (Poisson, FixedSize, Shuffled, Stream)}
 
 # Beyond these float32 training and the accountants' float64 have no numbers left, and nobody a use.
 RANGES = {"noise_multiplier": (1e-9, 1e9), "l2_clip_norm": (1e-20, 1e20)}
@@ -100,6 +102,24 @@ class SampledGaussian:
     def with_noise_multiplier(self, noise_multiplier: float) -> SampledGaussian:
         """The same mechanism with another z."""
         return replace(self, noise_multiplier=noise_multiplier)
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON has it; `from_data` reads it."""
+        sampler = {"kind": type(self.sampler).__name__, **vars(self.sampler)}
+        return vars(self) | {"sampler": sampler, "adjacency": str(self.adjacency)}
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> SampledGaussian:
+        """Back from `as_data`. Raises: KeyError, TypeError or ValueError for anything else.
+
+        >>> from noisecast.privacy.sampling import Poisson
+        >>> mechanism = SampledGaussian(noise_multiplier=2.0, l2_clip_norm=0.5, sampler=Poisson(0.01, 64))
+        >>> SampledGaussian.from_data(mechanism.as_data()) == mechanism
+        True
+        """
+        settings = dict(data["sampler"])
+        sampler = _SAMPLERS[settings.pop("kind")](**settings)
+        return cls(**data | {"sampler": sampler, "adjacency": Adjacency(data["adjacency"])})
 
     def statement(self) -> str:
         """Which guarantee the epsilon of this mechanism is, in words."""

@@ -30,6 +30,7 @@ class Purpose(StrEnum):
     EXAMPLE_NOISE = "example_noise"  # per-example gradient noise of a synthetic problem
     PATHS = "paths"  # the Brownian paths of a simulated SDE
     INITIAL_PARAMS = "initial_params"
+    NAME = "name"  # of a run, to be written where others read it
     DATA = "data"  # synthetic data and splits
     TRIALS = "trials"  # how many random trials a sweep makes, and of what
 
@@ -84,6 +85,11 @@ class RandomRoot:
     @property
     def is_private(self) -> bool:
         return self.insecure_seed is None
+
+    @property
+    def name(self) -> str:
+        """A public name of this root, 16 hexadecimal digits, from which nothing that it draws can be told."""
+        return key_for(Purpose.NAME, root=self, repeat=0).hex()[:16]
 
 
 def key_for(purpose: Purpose, *names: str | int, root: RandomRoot, repeat: int) -> bytes:

@@ -40,6 +40,7 @@ from noisecast.privacy.accounting import (
     RDP,
     PrivacySpent,
     _check_delta,
+    _rdp_epsilon,
     _smaller_bound,
     _Step,
 )
@@ -63,12 +64,18 @@ class Run:
     batches: str
 
 
-def composed_epsilon(runs: Sequence[Run], *, target_delta: float, time_limit_s: float = 30.0) -> PrivacySpent:
+def composed_epsilon(
+    runs: Sequence[Run], *, target_delta: float, are_adaptive: bool = False, time_limit_s: float = 30.0
+) -> PrivacySpent:
     """The (epsilon, delta) of releasing all runs: the smaller of a PLD and an RDP upper bound.
 
     Args:
       runs: every run that touched the data, each time that it did; at least one.
       target_delta: 0 < delta < 1.   time_limit_s: as for `epsilon_spent` [s].
+      are_adaptive: whether a run's noise or number of steps, or whether there is another run at all, may have been
+        decided by what earlier ones released. Then several sampled runs add up by their Renyi divergences alone, which
+        hold all the same while a budget that was set before is kept (Feldman and Zrnic, NeurIPS 2021; Lecuyer 2021), as
+        do those of runs without sampling (Smith and Thakurta 2022); privacy loss distributions need a fixed plan.
     Raises: ValueError for runs whose guarantees speak of different neighbours, or that share batches of two samplers.
 
     >>> from noisecast.privacy.sampling import Poisson
@@ -95,6 +102,9 @@ def composed_epsilon(runs: Sequence[Run], *, target_delta: float, time_limit_s: 
     if all(part.probability == 1 for part in parts):
         epsilon = parts[0].exact_epsilon(target_delta)
         return answer(epsilon, EXACT, {EXACT: epsilon}, None)
+    if are_adaptive and len(runs) > 1:
+        epsilon = _rdp_epsilon(parts, target_delta)
+        return answer(epsilon, RDP, {RDP: epsilon}, "Runs that may depend on earlier ones add up by RDP alone.")
     return answer(*_smaller_bound(parts, target_delta, deadline))
 
 

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 
 from noisecast.engines.keys import batch_key
-from noisecast.privacy.mechanism import Adjacency, SampledGaussian
+from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.noise import RandomRoot
-from noisecast.privacy.sampling import FixedSize, Poisson, Shuffled, Stream
 from noisecast.privacy.tuning import Cell, Run, TrialDistribution
 from noisecast.question import Question
 from noisecast.runners import Training
 from noisecast.scenario import Scenario
 
-_SAMPLERS = {sampler.__name__: sampler for sampler in (Poisson, FixedSize, Shuffled, Stream)}
 _ANY_ROOT = RandomRoot.from_insecure_seed(0)  # keys are compared, never drawn from
 
 
@@ -52,7 +50,7 @@ def ledger_as_data(ledger: Ledger) -> dict[str, Any]:
     mechanisms = list(dict.fromkeys([run.mechanism for run in ledger.runs.values()] + [m for m, _ in ledger.cells]))
     number = {mechanism: i for i, mechanism in enumerate(mechanisms)}
     return {
-        "mechanisms": [_mechanism_as_data(mechanism) for mechanism in mechanisms],
+        "mechanisms": [mechanism.as_data() for mechanism in mechanisms],
         "runs": [[*k, number[run.mechanism], run.num_steps, run.batches] for k, run in ledger.runs.items()],
         "cells": [[number[mechanism], num_steps] for mechanism, num_steps in ledger.cells],
         "trials": None if ledger.trials is None else {"kind": str(ledger.trials.kind), "mean": ledger.trials.mean},
@@ -63,7 +61,7 @@ def ledger_as_data(ledger: Ledger) -> dict[str, Any]:
 
 def ledger_from(data: dict[str, Any]) -> Ledger:
     """Back from `ledger_as_data`. KeyError, TypeError or ValueError for anything else."""
-    mechanisms = [_mechanism_from(each) for each in data["mechanisms"]]
+    mechanisms = [SampledGaussian.from_data(each) for each in data["mechanisms"]]
     return Ledger(
         runs={
             (scenario, seed): Run(mechanisms[m], steps, batches) for scenario, seed, m, steps, batches in data["runs"]
@@ -73,17 +71,6 @@ def ledger_from(data: dict[str, Any]) -> Ledger:
         trials=None if data["trials"] is None else TrialDistribution(**data["trials"]),
         cells=tuple((mechanisms[m], steps) for m, steps in data["cells"]),
     )
-
-
-def _mechanism_as_data(mechanism: SampledGaussian) -> dict[str, Any]:
-    sampler = {"kind": type(mechanism.sampler).__name__, **vars(mechanism.sampler)}
-    return vars(mechanism) | {"sampler": sampler, "adjacency": str(mechanism.adjacency)}
-
-
-def _mechanism_from(data: dict[str, Any]) -> SampledGaussian:
-    settings = dict(data["sampler"])
-    sampler = _SAMPLERS[settings.pop("kind")](**settings)
-    return SampledGaussian(**data | {"sampler": sampler, "adjacency": Adjacency(data["adjacency"])})
 
 
 def ledger_of(

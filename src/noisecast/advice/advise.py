@@ -1,0 +1,385 @@
+"""From settings tuned at one budget to settings for others: forecasts of a problem, and what they add up to."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from noisecast.advice.batches import better_batches
+from noisecast.advice.prediction import How, Prediction
+from noisecast.advice.reasons import confidence_in, reason_for
+from noisecast.advice.search import Found, Searching, best_near, carried, gain, side_by_side
+from noisecast.advice.thresholds import Threshold, thresholds
+from noisecast.advice.tuning_price import TuningPrice, tuning_price
+from noisecast.forecasting import forecast_best
+from noisecast.forecasting.outcome import Asker, Outcome, forecasts
+from noisecast.optimizers import OPTIMIZERS
+from noisecast.privacy.accounting import calibrate_noise_multiplier
+from noisecast.privacy.mechanism import SampledGaussian
+from noisecast.privacy.sampling import Sampler
+from noisecast.runners.moments import Moments, table_of
+from noisecast.runners.moments.forecast import Forecast
+from noisecast.runners.runner import Progress
+from noisecast.scenario import Scenario
+from noisecast.table import EXTRAPOLATED, OK
+
+WORTH_RETUNING = 2e-3  # of the value: a smaller gain does not change settings
+WORTH_OTHER_BATCHES = 1e-2
+CONTENDS = 0.01  # behind the best optimizer by less, others are tried with other batches too
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to use at one budget. Non-private, unless the examples are public.
+
+    Args:
+      target_epsilon: the budget.
+      chosen: the settings to use, with their forecast; `chosen.scenario` spends at most target_epsilon.
+      by_optimizer: the best of every optimizer, chosen included.
+      kept: the tuned settings at this budget's noise, one an optimizer that was tuned.
+      price: of choosing `chosen` by trained runs instead.
+      reason: one sentence.   confidence: how sure, and why.
+    """
+
+    target_epsilon: float
+    chosen: Prediction
+    by_optimizer: tuple[Prediction, ...]
+    kept: tuple[Prediction, ...]
+    price: TuningPrice
+    reason: str
+    confidence: str
+
+    @property
+    def best_kept(self) -> Prediction | None:
+        return min(self.kept, key=_order, default=None)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What `advise` found. Computed from the examples without noise: non-private, unless they are public.
+
+    Args:
+      recommendations: one a budget, in the order that was asked.
+      thresholds_kept, thresholds_retuned: budgets at which the better optimizer changes, settings kept and re-tuned.
+      rows: of the table, every forecast that is shown.
+      tried: the cheap forecasts that the search asked for: settings, value, status. They only show where to look.
+      notes: what else to know, one sentence each.
+    """
+
+    recommendations: tuple[Recommendation, ...]
+    thresholds_kept: tuple[Threshold, ...]
+    thresholds_retuned: tuple[Threshold, ...]
+    rows: pd.DataFrame
+    tried: pd.DataFrame
+    notes: tuple[str, ...]
+
+
+def advise(
+    tuned: Sequence[Scenario],
+    *,
+    target_epsilons: Sequence[float],
+    may_retune: bool = True,
+    may_change_batches: bool = True,
+    optimizers: Sequence[type] = OPTIMIZERS,
+    metric: str = "loss",
+    moments: Moments | None = None,
+    progress: Progress = lambda share: None,
+) -> Advice:
+    """Which optimizer and settings to use at each budget, by forecasts. Nothing is trained. Non-private.
+
+    At each target epsilon the noise is calibrated for the batch size and number of steps, and three ways are compared:
+
+    * kept: the tuned settings at that noise (Protocol A);
+    * re-tuned: the best learning rate and clip norm, the same batches and steps (Protocol B), where they gain 0.2 %;
+    * re-tuned with other batches: other batch size and number of steps, where they gain 1 % more; never more example
+      gradients (B T) than the tuned run.
+
+    The search asks cheap forecasts (at most 2,000 examples, 30 features, 8 time steps) and starts each budget at the
+    nearest one; what is shown and compared in the end are full forecasts. What diverges or is extrapolated is never
+    preferred to what is not, and said where it is all there is.
+
+    Args:
+      tuned: one scenario an optimizer, on one problem, at the noise it was tuned at.
+      target_epsilons: budgets, at the scenarios' target_delta; > 0.
+      may_retune: False: the best optimizer among the tuned ones, with its settings as they are.
+      may_change_batches: whether batch size and number of steps may change.
+      optimizers: classes; those that were not tuned are looked for from scratch, with the first one's batches.
+      metric: of the last step; accuracies are made large, everything else small.
+      moments: the setting of the full forecasts.   progress: told the share of the work that is done, roughly.
+    Raises: ValueError for a budget out of range or reach, several settings or problems, no forecast of the problem.
+
+    >>> import numpy as np
+    >>> from noisecast import DPSGD, Stream, quadratic
+    >>> mechanism = SampledGaussian(noise_multiplier=0.5, l2_clip_norm=1.0, sampler=Stream(16))
+    >>> tuned = Scenario(problem=quadratic(np.ones(8), 0.2, example_noise_std=0.1), mechanism=mechanism,
+    ...                  optimizer=DPSGD(learning_rate=0.1), num_steps=200)
+    >>> advice = advise([tuned], target_epsilons=[1.0], optimizers=[DPSGD], may_change_batches=False)
+    >>> chosen = advice.recommendations[0].chosen
+    >>> chosen.how, chosen.scenario.privacy_spent.epsilon <= 1, chosen.scenario.optimizer.learning_rate < 0.1
+    ('re-tuned', True, True)
+    """
+    moments = moments or Moments()
+    epsilons = _checked(tuned, target_epsilons, optimizers, moments)
+    work = _Work(tuple(tuned), epsilons, metric, moments, progress)
+    kept = {
+        epsilon: [work.calibrated(scenario, epsilon) for scenario in tuned if type(scenario.optimizer) in optimizers]
+        for epsilon in epsilons
+    }
+    retuned: dict[float, list[Scenario]] = {epsilon: [] for epsilon in epsilons}
+    rebatched: dict[float, list[Scenario]] = {epsilon: [] for epsilon in epsilons}
+    if may_retune:
+        starts = [work.start(optimizer) for optimizer in optimizers]
+        found = side_by_side([work.over_budgets(start) for start in starts], work.ask)
+        for by_epsilon in found:
+            for epsilon, best in by_epsilon.items():
+                retuned[epsilon].append(best.scenario)
+        if may_change_batches:
+            rebatched = work.other_batches(found)
+    shown = work.shown(kept, retuned, rebatched)
+    recommendations = tuple(_recommended(epsilon, shown[epsilon], work) for epsilon in epsilons)
+    progress(1.0)
+    return Advice(
+        recommendations=recommendations,
+        thresholds_kept=thresholds({each.target_epsilon: each.kept for each in recommendations}),
+        thresholds_retuned=thresholds({each.target_epsilon: each.by_optimizer for each in recommendations})
+        if may_retune
+        else (),
+        rows=pd.concat([table_of(*pair) for pair in work.full.values()], ignore_index=True),
+        tried=pd.DataFrame(work.tried),
+        notes=tuple(dict.fromkeys(_notes(recommendations))),
+    )
+
+
+def cheap(moments: Moments) -> Moments:
+    """Few examples, features and time steps: enough to see where a minimum lies, at a tenth of the cost."""
+    return replace(
+        moments,
+        full_covariance_features=min(moments.full_covariance_features, 30),
+        time_steps=min(moments.time_steps, 8),
+        subsample=min(moments.subsample or 2000, 2000),
+    )
+
+
+# --- What is asked ---------------------------------------------------------------------------------------------------
+
+
+def _checked(
+    tuned: Sequence[Scenario], target_epsilons: Sequence[float], optimizers: Sequence[type], moments: Moments
+) -> tuple[float, ...]:
+    """The budgets, each once. Raises: ValueError, one sentence."""
+    if not tuned:
+        raise ValueError("Expected at least one tuned scenario, got none.")
+    if not target_epsilons:
+        raise ValueError("Expected at least one target epsilon, got none.")
+    for epsilon in target_epsilons:
+        if not 0 < epsilon < math.inf:
+            raise ValueError(f"Expected finite target epsilons > 0, got {epsilon}.")
+    names = [scenario.optimizer.name for scenario in tuned]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"Expected one tuned setting an optimizer, got {names.count(name)} of {name}; keep the one you use."
+            )
+    if len({scenario.problem.fingerprint for scenario in tuned}) > 1:
+        raise ValueError("Expected tuned scenarios on one problem, got several; ask about one at a time.")
+    if not any(type(scenario.optimizer) in optimizers for scenario in tuned):
+        asked = ", ".join(each.name for each in optimizers) or "none"
+        raise ValueError(f"Expected a tuned scenario of an optimizer that is asked about ({asked}), got {names}.")
+    for scenario in tuned:
+        if (reason := moments.why_unsupported(scenario)) is not None:
+            raise ValueError(reason)
+    return tuple(dict.fromkeys(float(epsilon) for epsilon in target_epsilons))
+
+
+class _Work:
+    """The forecasts made so far, cheap and full."""
+
+    def __init__(
+        self,
+        tuned: tuple[Scenario, ...],
+        epsilons: tuple[float, ...],
+        metric: str,
+        moments: Moments,
+        progress: Progress,
+    ) -> None:
+        self.tuned, self.epsilons, self.metric, self.moments = tuned, epsilons, metric, moments
+        self.cheap, self.progress = cheap(moments), progress
+        self.asker = Asker(metric, self.cheap, self._tick)
+        self.num_asked = 0
+        self.calibrations: dict[tuple[Sampler, Any, int, float], float] = {}
+        self.full: dict[str, tuple[Scenario, Forecast]] = {}  # by id
+        self.tried: list[dict] = []
+
+    def calibrated(self, scenario: Scenario, epsilon: float) -> Scenario:
+        """The least noise whose epsilon stays within the budget."""
+        mechanism: SampledGaussian = scenario.mechanism
+        key = mechanism.sampler, mechanism.adjacency, scenario.num_steps, epsilon
+        if key not in self.calibrations:
+            self.calibrations[key] = calibrate_noise_multiplier(
+                mechanism, target_epsilon=epsilon, target_delta=scenario.target_delta, num_steps=scenario.num_steps
+            ).noise_multiplier
+        return replace(scenario, mechanism=mechanism.with_noise_multiplier(self.calibrations[key]))
+
+    def ask(self, scenarios: list[Scenario]) -> list[Outcome]:
+        """Cheaply, those of one horizon together."""
+        known: dict[int, Outcome] = {}
+        for num_steps in dict.fromkeys(scenario.num_steps for scenario in scenarios):
+            places = [place for place, scenario in enumerate(scenarios) if scenario.num_steps == num_steps]
+            known |= zip(places, self.asker([scenarios[place] for place in places]), strict=True)
+        for place, scenario in enumerate(scenarios):
+            self.tried.append(_cell(scenario, known[place]))
+        return [known[place] for place in range(len(scenarios))]
+
+    def start(self, optimizer: type) -> Scenario:
+        """Where the search begins: the tuned settings, or for others the best from scratch at the nearest budget."""
+        for scenario in self.tuned:
+            if type(scenario.optimizer) is optimizer:
+                return scenario
+        first = self.calibrated(self.tuned[0], self._by_closeness(self.tuned[0])[0])
+        given: Any = optimizer
+        return forecast_best(
+            first.problem,
+            first.mechanism,
+            given(learning_rate=1.0),
+            num_steps=first.num_steps,
+            target_delta=first.target_delta,
+            metric=self.metric,
+            moments=self.cheap,
+        ).scenario
+
+    def over_budgets(self, start: Scenario) -> Searching[dict[float, Found]]:
+        """The best rate and clip at every budget, each from the nearest one that is known."""
+        known: dict[float, Found] = {}
+        for epsilon in self._by_closeness(start):
+            near = min(known, key=lambda other: abs(math.log(other / epsilon)), default=None)
+            here = start if near is None else known[near].scenario
+            known[epsilon] = yield from best_near(carried(here, self.calibrated(start, epsilon)))
+        return known
+
+    def other_batches(self, found: Sequence[dict[float, Found]]) -> dict[float, list[Scenario]]:
+        """Of the optimizers that contend at each budget, all of them side by side; those that gain enough."""
+        asked = [
+            (epsilon, by_epsilon[epsilon])
+            for epsilon in self.epsilons
+            for by_epsilon in found
+            if gain(min((each[epsilon] for each in found), key=_order).outcome, by_epsilon[epsilon].outcome) < CONTENDS
+        ]
+        searches = [
+            better_batches(
+                best,
+                lambda scenario, epsilon=epsilon: self.calibrated(scenario, epsilon),
+                least_gain=WORTH_OTHER_BATCHES,
+            )
+            for epsilon, best in asked
+        ]
+        better: dict[float, list[Scenario]] = {epsilon: [] for epsilon in self.epsilons}
+        for (epsilon, before), after in zip(asked, side_by_side(searches, self.ask), strict=True):
+            if after.scenario.id != before.scenario.id:
+                better[epsilon].append(after.scenario)
+        return better
+
+    def shown(
+        self,
+        kept: dict[float, list[Scenario]],
+        retuned: dict[float, list[Scenario]],
+        rebatched: dict[float, list[Scenario]],
+    ) -> dict[float, list[Prediction]]:
+        """Full forecasts of what was found, those of one horizon together."""
+        ways: list[tuple[How, dict[float, list[Scenario]]]] = [
+            ("kept", kept), ("re-tuned", retuned), ("re-tuned, other batches", rebatched),
+        ]  # fmt: skip
+        wanted = {each.id: each for _, way in ways for scenarios in way.values() for each in scenarios}
+        for num_steps in dict.fromkeys(scenario.num_steps for scenario in wanted.values()):
+            group = [scenario for scenario in wanted.values() if scenario.num_steps == num_steps]
+            for scenario, forecast in zip(group, forecasts(self.moments, group, []), strict=True):
+                self.full[scenario.id] = scenario, forecast
+                self.progress(min(0.99, 0.5 + 0.5 * len(self.full) / len(wanted)))
+        return {
+            epsilon: [
+                Prediction.of(scenario, how, self.full[scenario.id][1], self.metric)
+                for how, way in ways
+                for scenario in way[epsilon]
+            ]
+            for epsilon in self.epsilons
+        }
+
+    def _by_closeness(self, scenario: Scenario) -> list[float]:
+        """The budgets, first the one nearest to what was spent in tuning."""
+        spent = scenario.privacy_spent.epsilon
+        spent = min(max(spent, min(self.epsilons)), max(self.epsilons))  # 0 and inf have no logarithm
+        return sorted(self.epsilons, key=lambda epsilon: abs(math.log(epsilon / spent)))
+
+    def _tick(self) -> None:
+        """A search takes about a dozen cells an optimizer and budget, and as many for other batches."""
+        self.num_asked += 1
+        self.progress(0.5 * min(1.0, self.num_asked / (60 * len(self.epsilons))))
+
+
+# --- What is recommended ---------------------------------------------------------------------------------------------
+
+
+def _recommended(epsilon: float, predictions: Sequence[Prediction], work: _Work) -> Recommendation:
+    kept = tuple(each for each in predictions if each.how == "kept")
+    names = dict.fromkeys(each.scenario.optimizer.name for each in predictions)
+    by_optimizer = tuple(_settled([each for each in predictions if each.scenario.optimizer.name == n]) for n in names)
+    chosen = min(by_optimizer, key=_order)
+    others = [each for each in by_optimizer if each is not chosen]
+    best_kept = min(kept, key=_order, default=None)
+    return Recommendation(
+        target_epsilon=epsilon,
+        chosen=chosen,
+        by_optimizer=by_optimizer,
+        kept=kept,
+        price=tuning_price(chosen.scenario),
+        reason=reason_for(chosen, others, best_kept),
+        confidence=confidence_in(chosen, others, _passed_over(chosen, predictions)),
+    )
+
+
+def _settled(ways: Sequence[Prediction]) -> Prediction:
+    """The way that is worth it: later ones change more, and have to gain more."""
+    best = ways[0]
+    for way in ways[1:]:
+        least = WORTH_OTHER_BATCHES if way.how == "re-tuned, other batches" else WORTH_RETUNING
+        if gain(way.outcome, best.outcome) >= least:
+            best = way
+    return best
+
+
+def _passed_over(chosen: Prediction, predictions: Sequence[Prediction]) -> int:
+    """Predictions that look better and are extrapolated."""
+    if chosen.outcome.status != OK:
+        return 0
+    return sum(
+        each.outcome.status == EXTRAPOLATED and each.outcome.order[1] < chosen.outcome.order[1] for each in predictions
+    )
+
+
+def _notes(recommendations: Sequence[Recommendation]) -> list[str]:
+    """What the forecasts of the chosen settings say against themselves."""
+    return [
+        f"At ε = {each.target_epsilon:g}, {each.chosen.scenario.optimizer.name}: {reason}"
+        for each in recommendations
+        for reason in each.chosen.outcome.reasons
+    ]
+
+
+def _order(found: Prediction | Found) -> tuple[int, float]:
+    return found.outcome.order
+
+
+def _cell(scenario: Scenario, outcome: Outcome) -> dict:
+    mechanism = scenario.mechanism
+    return {
+        "optimizer": scenario.optimizer.name,
+        "learning_rate": scenario.optimizer.learning_rate,
+        "l2_clip_norm": mechanism.l2_clip_norm,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "expected_batch_size": mechanism.expected_batch_size,
+        "num_steps": scenario.num_steps,
+        "metric": outcome.metric,
+        "value": outcome.value,
+        "status": outcome.status,
+    }

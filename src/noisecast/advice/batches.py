@@ -1,0 +1,81 @@
+"""Another batch size and number of steps at the same epsilon, for no more example gradients than before."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from noisecast.advice.search import Found, Searching, best_near, carried, gain
+from noisecast.privacy.sampling import Poisson, Sampler
+from noisecast.scenario import Scenario
+
+Calibrate = Callable[[Scenario], Scenario]  # the same scenario with the noise that its budget needs
+
+FACTOR = 4
+MOST_STRIDES = 4  # in one direction: a factor of 256
+
+
+LARGER, SMALLER = FACTOR, 1 / FACTOR
+MANY_STEPS = 2000  # beyond, still more steps of smaller batches follow the same path, with more noise
+
+
+def better_batches(found: Found, calibrate: Calibrate, *, least_gain: float) -> Searching[Found]:
+    """The best of other batch sizes and numbers of steps, where it gains at least `least_gain`, else `found`.
+
+    Strides by a factor of 4 to larger batches and fewer steps, or where steps are few the other way, as long as each
+    gains; the noise multiplier follows from the budget, and the learning rate is tuned anew from where `carried` puts
+    it; at the end rate and clip once.
+    """
+    best, tried = found, list(found.tried)
+    for direction in (LARGER, SMALLER) if found.scenario.num_steps < MANY_STEPS else (LARGER,):
+        here = found
+        for _ in range(MOST_STRIDES):
+            there = _moved(here.scenario, direction, found.scenario, calibrate)
+            if there is None:
+                break
+            ahead = yield from best_near(there, clip_too=False, most_rounds=1)
+            tried += ahead.tried
+            if gain(ahead.outcome, here.outcome) <= 0:
+                break
+            here = ahead
+        if gain(here.outcome, best.outcome) > 0:
+            best = here
+            break  # the other directions lead back
+    if gain(best.outcome, found.outcome) < least_gain:
+        return Found(found.scenario, found.outcome, tuple(tried))
+    best = yield from best_near(best.scenario, most_rounds=1)
+    return Found(best.scenario, best.outcome, (*tried, *best.tried))
+
+
+def _moved(scenario: Scenario, factor: float, origin: Scenario, calibrate: Calibrate) -> Scenario | None:
+    """`scenario` with other batches, the noise they need and a rate to start from; None where there are none."""
+    batch_size = scenario.mechanism.expected_batch_size * factor
+    sampler = with_batch_size(scenario.mechanism.sampler, max(1, math.floor(batch_size)))
+    if sampler is None or sampler == scenario.mechanism.sampler:
+        return None
+    most_gradients = origin.mechanism.expected_batch_size * origin.num_steps
+    num_steps = math.floor(min(scenario.num_steps / factor, most_gradients / sampler.expected_batch_size) + 1e-9)
+    if num_steps < 1:
+        return None
+    return carried(
+        scenario,
+        calibrate(replace(scenario, mechanism=replace(scenario.mechanism, sampler=sampler), num_steps=num_steps)),
+    )
+
+
+def with_batch_size(sampler: Sampler, batch_size: float) -> Sampler | None:
+    """The same kind of sampler on the same examples; None where they are fewer than that.
+
+    >>> with_batch_size(Poisson.for_batch_size(64, 25_000), 256)
+    Poisson(sampling_probability=0.01024, expected_batch_size=256)
+    """
+    given: Any = sampler
+    batch_size = type(sampler.expected_batch_size)(batch_size)  # 64 and 64.0 are two scenarios to a content hash
+    if sampler.num_examples is not None and batch_size > sampler.num_examples:
+        return None
+    if isinstance(sampler, Poisson):
+        count = round(sampler.num_examples)
+        if math.isclose(count, sampler.num_examples, rel_tol=1e-9):  # as a file says it, to the last digit
+            return Poisson.for_batch_size(batch_size, count)
+        return Poisson(batch_size / sampler.num_examples, batch_size)
+    return replace(given, batch_size=batch_size)

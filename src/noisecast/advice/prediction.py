@@ -1,0 +1,76 @@
+"""What a scenario is forecast to end with, and the band around it."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from noisecast.forecasting.outcome import LARGER_IS_BETTER, Outcome
+from noisecast.runners.moments.forecast import Forecast
+from noisecast.scenario import Scenario
+
+# Of the loss: the larger 95th percentile of |forecast - mean over seeds| in docs/forecast.md, "How accurate".
+FORECAST_ERROR = 0.024
+How = Literal["kept", "re-tuned", "re-tuned, other batches"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One optimizer's settings at one budget, and their forecast. Non-private.
+
+    Args:
+      scenario: the settings.   how: "kept" as they were tuned, or what was changed.
+      outcome: the metric that was asked for, at the last step.
+      metrics: all metrics of the forecast there.
+    """
+
+    scenario: Scenario
+    how: How
+    outcome: Outcome
+    metrics: dict[str, float]
+
+    @classmethod
+    def of(cls, scenario: Scenario, how: How, forecast: Forecast, metric: str) -> "Prediction":
+        last = {name: float(values[-1]) for name, values in forecast.metrics.items()}
+        return cls(scenario, how, Outcome.of(forecast, metric), last)
+
+    @property
+    def half_width(self) -> float:
+        """Of the band: one run is predicted to end within it, 19 times out of 20.
+
+          sqrt((2 spread)^2 + (0.024 value)^2)
+
+        spread is the forecast's standard deviation of one run (0 where it predicts none), 2.4 % the larger of the two
+        95th percentiles of the forecast's error that are measured in docs/forecast.md. NaN where the forecast diverges.
+        """
+        if not math.isfinite(self.outcome.value):
+            return math.nan
+        spread = 0.0 if math.isnan(self.outcome.spread) else self.outcome.spread
+        return math.hypot(2 * spread, FORECAST_ERROR * self.outcome.value)
+
+    @property
+    def band(self) -> tuple[float, float]:
+        return self.outcome.value - self.half_width, self.outcome.value + self.half_width
+
+    @property
+    def larger_is_better(self) -> bool:
+        return self.outcome.metric.removeprefix("test_") in LARGER_IS_BETTER
+
+    def as_dict(self) -> dict[str, Any]:
+        """Settings and numbers, for JSON."""
+        columns = self.scenario.columns()
+        names = (
+            "scenario", "optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "expected_batch_size",
+            "num_steps", "epsilon", "target_delta",
+        )  # fmt: skip
+        low, high = self.band
+        return {name: columns[name] for name in names} | {
+            "how": self.how,
+            "metric": self.outcome.metric,
+            "value": self.outcome.value,
+            "low": low,
+            "high": high,
+            "spread_of_one_run": self.outcome.spread,
+            "status": self.outcome.status,
+            "reasons": list(self.outcome.reasons),
+            "non_private_metrics": self.metrics,
+        }

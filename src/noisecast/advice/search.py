@@ -1,0 +1,186 @@
+"""The best learning rate and clip norm near a cell that is known, by few forecasts; many searches at once.
+
+A search is a generator that yields the scenarios it wants to know about and is sent their outcomes: `side_by_side` runs
+several of them in step, so that every round is one call with work for all cores.
+"""
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from noisecast.forecasting.outcome import Outcome
+from noisecast.scenario import Scenario
+
+T = TypeVar("T")
+Searching = Generator[list[Scenario], list[Outcome], T]
+Ask = Callable[[list[Scenario]], list[Outcome]]
+
+RATE_STEP, CLIP_STEP = math.log(1.8), math.log(2.0)  # sides of the stencil that a parabola is put through
+FURTHEST = 1.5  # of its sides, that the parabola's vertex is trusted
+MOST_ROUNDS = 8
+WORTH_A_ROUND = 2e-3  # of the value: a smaller gain ends a search
+FLAT = 1e-3  # of the value: what a parabola bends by less than this within the stencil is not followed
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best cell of a search.
+
+    Args:
+      scenario, outcome: that cell.   tried: all cells that were asked about.
+    """
+
+    scenario: Scenario
+    outcome: Outcome
+    tried: tuple[tuple[Scenario, Outcome], ...]
+
+
+class _Place(NamedTuple):
+    log_rate: float
+    log_clip: float
+
+
+def side_by_side(searches: Sequence[Searching[T]], ask: Ask) -> list[T]:
+    """The results of several searches, whose questions are asked together.
+
+    >>> def guess(start):
+    ...     answers = yield [start, start + 1]
+    ...     return max(answers)
+    >>> side_by_side([guess(1), guess(5)], lambda asked: [10 * each for each in asked])
+    [20, 60]
+    """
+    results: dict[int, T] = {}
+    asked: dict[int, list[Scenario]] = {}
+    answers: dict[int, list[Outcome] | None] = dict.fromkeys(range(len(searches)))
+    while answers:
+        for place, answer in answers.items():
+            try:
+                asked[place] = searches[place].send(answer)  # type: ignore[arg-type]
+            except StopIteration as end:
+                results[place] = end.value
+                asked.pop(place, None)
+        outcomes = iter(ask([scenario for wanted in asked.values() for scenario in wanted]) if asked else ())
+        answers = {place: [next(outcomes) for _ in wanted] for place, wanted in asked.items()}
+    return [results[place] for place in range(len(searches))]
+
+
+def best_near(start: Scenario, *, clip_too: bool = True, most_rounds: int = MOST_ROUNDS) -> Searching[Found]:
+    """The best learning rate, and clip norm, from `start` downhill; noise, batches and steps stay.
+
+    Each round asks about a stencil of six cells in the logarithms of rate and clip (of three without the clip), and
+    about the vertex of the parabola through them, at most 1.5 sides away. It ends when a round gains less than 0.2 %,
+    or when the vertex lies within the stencil and is what the parabola said of it. What diverges or is extrapolated is
+    never preferred to what is not (`Outcome.order`).
+    """
+    known: dict[_Place, Outcome] = {}
+
+    def ask(places: Sequence[_Place]) -> Generator[list[Scenario], list[Outcome], None]:
+        new = [place for place in dict.fromkeys(places) if place not in known]
+        if new:
+            known.update(zip(new, (yield [_scenario_at(start, place) for place in new]), strict=True))
+
+    centre = _Place(math.log(start.optimizer.learning_rate), math.log(start.mechanism.l2_clip_norm))
+    shrunk = 1.0
+    for _ in range(most_rounds):
+        stencil = _stencil(centre, shrunk, clip_too)
+        yield from ask(stencil)
+        vertex, promised = _vertex(stencil, [known[place] for place in stencil], shrunk)
+        yield from ask([vertex])
+        best = min(known, key=lambda place: known[place].order)
+        if gain(known[best], known[centre]) < WORTH_A_ROUND:
+            if all(known[place].order[0] == known[centre].order[0] for place in stencil) or shrunk < 1:
+                break
+            shrunk = 0.4  # a cliff beside the centre: look closer, once
+        elif best == vertex and _is_beside(best, centre) and _is_as_promised(known[best], promised):
+            break
+        centre = best
+    best = min(known, key=lambda place: known[place].order)
+    tried = tuple((_scenario_at(start, place), outcome) for place, outcome in known.items())
+    return Found(_scenario_at(start, best), known[best], tried)
+
+
+def gain(better: Outcome, worse: Outcome) -> float:
+    """By which share the first is better than the second; inf or -inf where only one is to be relied upon."""
+    (rank, value), (other_rank, other) = better.order, worse.order
+    if rank != other_rank:
+        return math.inf if rank < other_rank else -math.inf
+    if value == other:
+        return 0.0
+    return (other - value) / abs(other) if math.isfinite(other) and other else math.copysign(math.inf, other - value)
+
+
+def carried(here: Scenario, there: Scenario) -> Scenario:
+    """`there` with a learning rate to start from: the rule of `advice.transfer`, e s sqrt(T) as it is `here`.
+
+    e = eta k(s) is the effective learning rate, s = z C / B the noise of the mechanism alone: none of the examples.
+    """
+    s, s_there = (max(each.mechanism.mean_noise_std, 1e-30) for each in (here, there))
+    gain_at: Any = here.optimizer.theory.effective_learning_rate
+    share = float(gain_at(1.0, s) / gain_at(1.0, s_there)) * s / s_there * math.sqrt(here.num_steps / there.num_steps)
+    return replace(there, optimizer=with_rate(here.optimizer, here.optimizer.learning_rate * share))
+
+
+def with_rate(optimizer: Any, learning_rate: float) -> Any:
+    return replace(optimizer, learning_rate=rounded(learning_rate))
+
+
+def rounded(number: float) -> float:
+    """To four digits: typed again, it is the same cell.
+
+    >>> rounded(0.123456)
+    0.1235
+    """
+    return float(f"{number:.4g}")
+
+
+def _stencil(centre: _Place, shrunk: float, clip_too: bool) -> list[_Place]:
+    """The centre, both neighbours in the rate, both in the clip, and one across."""
+    rate, clip = shrunk * RATE_STEP, shrunk * CLIP_STEP
+    steps = [(0, 0), (1, 0), (-1, 0)] + ([(0, 1), (0, -1), (1, -1)] if clip_too else [])
+    return [_Place(centre.log_rate + u * rate, centre.log_clip + v * clip) for u, v in steps]
+
+
+def _vertex(stencil: Sequence[_Place], outcomes: Sequence[Outcome], shrunk: float) -> tuple[_Place, float]:
+    """Of the parabola through the stencil, and its value there; the centre and its own where there is none."""
+    centre = stencil[0]
+    ranks, values = zip(*(outcome.order for outcome in outcomes), strict=True)
+    if any(rank != ranks[0] for rank in ranks) or not np.isfinite(values).all():
+        return centre, values[0]
+    at, right, left, *clips = values
+    hessian, gradient = np.zeros((2, 2)), np.zeros(2)
+    hessian[0, 0], gradient[0] = right - 2 * at + left, (right - left) / 2
+    if clips:
+        up, down, across = clips
+        hessian[1, 1], gradient[1] = up - 2 * at + down, (up - down) / 2
+        # f(1, -1) of the parabola: all but the mixed term is known.
+        hessian[0, 1] = hessian[1, 0] = at + gradient[0] - gradient[1] + hessian[0, 0] / 2 + hessian[1, 1] / 2 - across
+    bends, axes = np.linalg.eigh(hessian)
+    tilts = axes.T @ gradient
+    steps = np.where(bends > FLAT * abs(at), -tilts / np.where(bends == 0, 1.0, bends), -FURTHEST * np.sign(tilts))
+    # Along an axis that neither bends nor tilts there is nothing to be gained.
+    steps = np.where(np.abs(tilts) > FLAT * abs(at), np.clip(steps, -FURTHEST, FURTHEST), 0.0)
+    moved = np.clip(axes @ steps, -FURTHEST, FURTHEST)
+    place = _Place(
+        centre.log_rate + shrunk * RATE_STEP * float(moved[0]), centre.log_clip + shrunk * CLIP_STEP * float(moved[1])
+    )
+    return place, at + float(gradient @ moved + moved @ hessian @ moved / 2)
+
+
+def _is_as_promised(outcome: Outcome, promised: float) -> bool:
+    return abs(outcome.order[1] - promised) <= WORTH_A_ROUND * abs(promised)
+
+
+def _is_beside(place: _Place, centre: _Place) -> bool:
+    """Whether it lies inside the stencil, where the parabola knows it."""
+    return abs(place.log_rate - centre.log_rate) < RATE_STEP and abs(place.log_clip - centre.log_clip) < CLIP_STEP
+
+
+def _scenario_at(start: Scenario, place: _Place) -> Scenario:
+    return replace(
+        start,
+        mechanism=replace(start.mechanism, l2_clip_norm=rounded(math.exp(place.log_clip))),
+        optimizer=with_rate(start.optimizer, math.exp(place.log_rate)),
+    )

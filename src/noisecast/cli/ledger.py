@@ -1,0 +1,96 @@
+"""`noisecast ledger`: what was spent on each data set, written down before it was spent."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
+from noisecast.ledger import Entry, PrivacyLedger
+from noisecast.privacy.accounting import epsilon_text
+
+
+def ledger(
+    action: Annotated[Literal["show", "check", "budget"], Parameter(help="What to do.")],
+    file: Annotated[Path, Parameter(help="The ledger; `budget` makes it where there is none.")],
+    dataset: Annotated[str | None, Parameter(help="One data set alone; `budget` needs it.")] = None,
+    /,
+    *,
+    epsilon: Annotated[float | None, Parameter(help="With budget: the most that may be spent.")] = None,
+    delta: Annotated[float | None, Parameter(help="With budget: the delta that epsilon is stated at.")] = None,
+    json: Json = False,
+) -> None:
+    """What was spent on each data set and how much is left; whether the ledger is sound; a data set's budget.
+
+    `noisecast train --ledger FILE --dataset NAME` writes a run down before its first step, or refuses it.
+    """
+    if action == "budget":
+        _set_budget(file, dataset, epsilon, delta)
+        return
+    if epsilon is not None or delta is not None:
+        raise ValueError("Expected --epsilon and --delta with `ledger budget` alone; leave them out.")
+    found = PrivacyLedger(file)
+    if action == "check":
+        _check(found, json)
+    else:
+        _show(found, found.datasets if dataset is None else (dataset,), json)
+
+
+def _set_budget(file: Path, dataset: str | None, epsilon: float | None, delta: float | None) -> None:
+    if dataset is None or epsilon is None or delta is None:
+        raise ValueError("Expected a data set's name, --epsilon and --delta; give what is missing.")
+    PrivacyLedger(file, create=True).set_budget(dataset, epsilon=epsilon, delta=delta)
+    to_reader().print(f"{file}: '{dataset}' may spend ε = {epsilon:g} at δ = {delta:g}.", soft_wrap=True, markup=False)
+
+
+def _check(ledger: PrivacyLedger, json: bool) -> None:
+    troubles = ledger.check()
+    if json:
+        print_json({"ledger": str(ledger.path), "troubles": troubles})
+    if troubles:
+        raise ValueError(" ".join(troubles))
+    if not json:
+        count = sum(len(ledger.entries(dataset)) for dataset in ledger.datasets)
+        to_reader().print(f"{ledger.path} is sound: {count} runs, none altered, no budget exceeded.", soft_wrap=True)
+
+
+def _show(ledger: PrivacyLedger, datasets: tuple[str, ...], json: bool) -> None:
+    found = {dataset: (ledger.budget(dataset), ledger.spent(dataset), ledger.entries(dataset)) for dataset in datasets}
+    if json:
+        print_json({dataset: _as_json(*parts) for dataset, parts in found.items()})
+        return
+    console = to_reader()
+    if not found:
+        console.print(f"{ledger.path} has no data set; set a budget: noisecast ledger budget {ledger.path} NAME ...")
+    for dataset, (budget, spent, entries) in found.items():
+        caption = f"Composed by {spent.accountant}: less than the sum of the runs' own." if len(entries) > 1 else None
+        table = Table(title=f"{dataset}: ε = {epsilon_text(spent.epsilon, 4)} of {budget.epsilon:g} spent at "
+                      f"δ = {budget.delta:g}", caption=caption, **TABLE_STYLE)  # fmt: skip
+        for header in ("entry", "when (UTC)", "what", "noise", "q", "steps"):
+            table.add_column(header, justify="left" if header in ("when (UTC)", "what") else "right")
+        for entry in entries:
+            table.add_row(*_cells(entry))
+        console.print(table)
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+    mechanism = entry.mechanism
+    return (
+        str(entry.number),
+        entry.when[:16].replace("T", " "),
+        entry.what,
+        number(mechanism.noise_multiplier, 4),
+        number(mechanism.sampling_probability, 3),
+        f"{entry.num_steps:,}",
+    )
+
+
+def _as_json(budget: Any, spent: Any, entries: tuple[Entry, ...]) -> dict[str, Any]:
+    return {
+        "budget_epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "spent_epsilon": spent.epsilon,
+        "accountant": spent.accountant,
+        "entries": [vars(entry) | {"mechanism": entry.mechanism.as_data()} for entry in entries],
+    }

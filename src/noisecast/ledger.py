@@ -1,0 +1,327 @@
+"""The privacy ledger: what has been spent on each data set, written down before it is spent.
+
+One SQLite file for any number of data sets, each with a budget (epsilon, delta). An entry is a mechanism and its number
+of steps; what a data set has spent is their composition (`privacy.tuning.composed_epsilon`, for runs that may depend on
+earlier ones), not their sum. Entries are added and never changed: each carries the hash of all before it, and `check`
+sees one that was altered or cut out of the middle.
+
+The entry comes first and the first noisy step after it, in one transaction that asks whether the budget allows it. So
+a crash in between counts as spent, though nothing was released, and of two processes that want the last of a budget one
+is refused. A run that is resumed from its checkpoint is the same run and is not counted again.
+"""
+
+import hashlib
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from noisecast import __version__
+from noisecast.privacy.accounting import NONE, PrivacySpent, epsilon_text
+from noisecast.privacy.mechanism import Adjacency, SampledGaussian
+from noisecast.privacy.tuning import Run, composed_epsilon
+
+FORMAT = 1
+SECONDS_TO_WAIT = 120.0  # for another process that is deciding whether its own run fits
+NO_ENTRY = "0" * 64
+
+_TABLES = (
+    "CREATE TABLE entries (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, dataset TEXT NOT NULL, "
+    "content TEXT NOT NULL, hash TEXT NOT NULL)",
+    "CREATE TRIGGER entries_stay BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries never change'); END",
+    "CREATE TRIGGER entries_remain BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'entries never go'); END",
+    f"PRAGMA user_version = {FORMAT}",
+)
+
+
+class Budget(NamedTuple):
+    """The most that may be spent on a data set."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run on a data set.
+
+    Args:
+      number: of the entry, from 1.   dataset: its name in the ledger.
+      mechanism, num_steps: what was spent.   what: in words.
+      run: a name of the run's randomness, the same when it is resumed; says nothing of the noise.
+      when: UTC, ISO 8601.   version: of noisecast.
+    """
+
+    number: int
+    dataset: str
+    mechanism: SampledGaussian
+    num_steps: int
+    what: str
+    run: str
+    when: str
+    version: str
+
+
+class Account(NamedTuple):
+    """One data set of a ledger."""
+
+    ledger: "PrivacyLedger"
+    dataset: str
+
+
+class PrivacyLedger:
+    """A ledger file, to be spent from.
+
+    Args:
+      path: of the file; it must exist unless `create` is given.   create: make a new one where there is none.
+    Raises: ValueError: no file, or not a ledger.
+
+    >>> import tempfile
+    >>> from noisecast.privacy.sampling import Poisson
+    >>> ledger = PrivacyLedger(Path(tempfile.mkdtemp(), "privacy.ledger"), create=True)
+    >>> ledger.set_budget("reviews", epsilon=1.0, delta=1e-5)
+    >>> mechanism = SampledGaussian(noise_multiplier=4.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
+    >>> for run in ("first", "second"):
+    ...     number = ledger.spend("reviews", mechanism, 20_000, what="a model", run=run)
+    ...     print(number, round(ledger.spent("reviews").epsilon, 2))
+    2 0.31
+    3 0.5
+    >>> ledger.spend("reviews", mechanism, 200_000, what="a model", run="third")
+    Traceback (most recent call last):
+    ValueError: The budget of 'reviews' is ε = 1 at δ = 1e-05, of which ... is spent; with this run it would be ....  \
+Train with more noise or fewer steps.
+    """
+
+    def __init__(self, path: str | Path, *, create: bool = False) -> None:
+        self.path = Path(path)
+        if not self.path.exists() and not create:
+            raise ValueError(
+                f"Expected a ledger at {self.path}, found none; make one by setting a budget: "
+                f"noisecast ledger budget {self.path} DATASET --epsilon 8 --delta 1e-5"
+            )
+        if self.path.is_dir():
+            raise ValueError(f"Expected a ledger at {self.path}, found a folder; name a file.")
+        if create:
+            with self._writing() as connection:
+                if _is_empty(connection):
+                    for statement in _TABLES:
+                        connection.execute(statement)
+        self._check_format()
+
+    # --- Reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """Names of all data sets with a budget, in the order in which they came."""
+        return tuple(dict.fromkeys(row.dataset for row in self._rows() if row.kind == "budget"))
+
+    def budget(self, dataset: str) -> Budget:
+        """The budget that was set last. Raises: ValueError where none was."""
+        return _budget(self._rows(), dataset)
+
+    def entries(self, dataset: str) -> tuple[Entry, ...]:
+        """Everything that was spent on a data set, in order."""
+        return tuple(row.entry() for row in self._rows() if row.kind == "spend" and row.dataset == dataset)
+
+    def spent(self, dataset: str) -> PrivacySpent:
+        """All entries of a data set composed, at its budget's delta."""
+        rows = self._rows()
+        return _composed(_runs(rows, dataset), _budget(rows, dataset).delta)
+
+    # --- Spending -----------------------------------------------------------------------------------------------------
+
+    def set_budget(self, dataset: str, *, epsilon: float, delta: float) -> None:
+        """Set, or set anew, what may be spent on a data set; the old budget stays in the ledger's history.
+
+        Raises: ValueError: a number out of range, or less than is spent already.
+        """
+        _check_name(dataset)
+        if not 0 < epsilon < math.inf:
+            raise ValueError(f"Expected 0 < epsilon < inf, got {epsilon}.")
+        if not 0 < delta < 1:
+            raise ValueError(f"Expected 0 < delta < 1, got {delta}.")
+        with self._writing() as connection:
+            rows = _read(connection)
+            spent = _composed(_runs(rows, dataset), delta).epsilon
+            if spent > epsilon:
+                raise ValueError(
+                    f"Expected a budget of at least the ε = {epsilon_text(spent)} that is spent on '{dataset}' at "
+                    f"δ = {delta:g}, got {epsilon:g}."
+                )
+            _append(connection, rows, "budget", dataset, {"epsilon": epsilon, "delta": delta, **_stamp()})
+
+    def spend(self, dataset: str, mechanism: SampledGaussian, num_steps: int, *, what: str, run: str) -> int:
+        """Write down a run that is about to begin, if the budget allows it; the number of its entry.
+
+        Of the same `run` with the same mechanism and steps there is one entry: it is the run before, resumed.
+
+        Raises: ValueError: no budget, or the budget would be exceeded (nothing is written then), or the run's guarantee
+          speaks of other neighbours than those before.
+        """
+        with self._writing() as connection:
+            rows = _read(connection)
+            budget = _budget(rows, dataset)
+            for row in rows:
+                if row.kind == "spend" and row.dataset == dataset and row.entry().run == run:
+                    return _same_run(row.entry(), mechanism, num_steps)
+            before = _runs(rows, dataset)
+            after = _composed([*before, Run(mechanism, num_steps, run)], budget.delta).epsilon
+            if after > budget.epsilon:
+                now = epsilon_text(_composed(before, budget.delta).epsilon)
+                raise ValueError(
+                    f"The budget of '{dataset}' is ε = {budget.epsilon:g} at δ = {budget.delta:g}, of which {now} is "
+                    f"spent; with this run it would be {epsilon_text(after)}. Train with more noise or fewer steps."
+                )
+            content = {"mechanism": mechanism.as_data(), "num_steps": num_steps, "what": what, "run": run}
+            return _append(connection, rows, "spend", dataset, content | _stamp())
+
+    def check(self) -> list[str]:
+        """What is wrong with the ledger, one sentence each; none where all is well.
+
+        The chain of hashes, the entries' meaning, and that no data set has spent more than its budget.
+        """
+        found, rows, before = [], self._rows(), NO_ENTRY
+        for number, row in enumerate(rows, start=1):
+            if row.number != number or row.hash != _hash(before, number, row.kind, row.dataset, row.content):
+                found.append(f"Entry {row.number} was altered, or entries before it were: do not trust the totals.")
+                break
+            before = row.hash
+        for dataset in dict.fromkeys(row.dataset for row in rows):
+            try:
+                budget = _budget(rows, dataset)
+                spent = _composed(_runs(rows, dataset), budget.delta).epsilon
+            except (ValueError, KeyError, TypeError) as error:
+                found.append(f"The entries of '{dataset}' cannot be read: {error}")
+                continue
+            if spent > budget.epsilon:
+                found.append(f"'{dataset}' has spent ε = {epsilon_text(spent)}, more than its {budget.epsilon:g}.")
+        return found
+
+    # --- The file -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            if not self.path.exists():  # its owner's alone: it says what was done with private data
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            # Transactions are begun by hand: the module's own begin too late.
+            connection = sqlite3.connect(self.path, timeout=SECONDS_TO_WAIT, isolation_level=None)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")  # an entry is on the disk before a step is taken
+                yield connection
+            finally:
+                connection.close()
+        except sqlite3.DatabaseError as error:
+            raise ValueError(self._trouble(error)) from None
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction that no other process can come between."""
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def _rows(self) -> list["_Row"]:
+        with self._open() as connection:
+            return _read(connection)
+
+    def _check_format(self) -> None:
+        with self._open() as connection:
+            found = connection.execute("PRAGMA user_version").fetchone()[0]
+            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "entries" not in names:
+            raise ValueError(f"{self.path} is not a ledger.")
+        if found != FORMAT:
+            raise ValueError(f"Expected a ledger of format {FORMAT}, {self.path} has {found}; use its own noisecast.")
+
+    def _trouble(self, error: sqlite3.DatabaseError) -> str:
+        if "locked" in str(error) or "busy" in str(error):
+            return (
+                f"{self.path} has been held by another process for {SECONDS_TO_WAIT:.0f} s; try again when it is done."
+            )
+        if "not a database" in str(error) or "malformed" in str(error):
+            return f"{self.path} is not a ledger."
+        return f"{self.path} cannot be used: {error}."
+
+
+class _Row(NamedTuple):
+    number: int
+    kind: str
+    dataset: str
+    content: str
+    hash: str
+
+    def entry(self) -> Entry:
+        data = json.loads(self.content)
+        mechanism = SampledGaussian.from_data(data.pop("mechanism"))
+        return Entry(number=self.number, dataset=self.dataset, mechanism=mechanism, **data)
+
+
+def _read(connection: sqlite3.Connection) -> list[_Row]:
+    return [_Row(*row) for row in connection.execute("SELECT * FROM entries ORDER BY number")]
+
+
+def _append(connection: sqlite3.Connection, rows: Sequence[_Row], kind: str, dataset: str, content: Any) -> int:
+    text = json.dumps(content, sort_keys=True, allow_nan=False)
+    number, before = len(rows) + 1, rows[-1].hash if rows else NO_ENTRY
+    row = _Row(number, kind, dataset, text, _hash(before, number, kind, dataset, text))
+    connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", row)
+    return number
+
+
+def _hash(before: str, *parts: Any) -> str:
+    return hashlib.sha256(json.dumps([before, *parts]).encode()).hexdigest()
+
+
+def _budget(rows: Sequence[_Row], dataset: str) -> Budget:
+    found = [json.loads(row.content) for row in rows if row.kind == "budget" and row.dataset == dataset]
+    if not found:
+        known = ", ".join(dict.fromkeys(row.dataset for row in rows)) or "none"
+        raise ValueError(
+            f"Expected a data set with a budget (here: {known}), got '{dataset}'; set one by: "
+            f"noisecast ledger budget LEDGER {dataset} --epsilon 8 --delta 1e-5"
+        )
+    return Budget(found[-1]["epsilon"], found[-1]["delta"])
+
+
+def _runs(rows: Sequence[_Row], dataset: str) -> list[Run]:
+    entries = [row.entry() for row in rows if row.kind == "spend" and row.dataset == dataset]
+    return [Run(entry.mechanism, entry.num_steps, entry.run) for entry in entries]
+
+
+def _composed(runs: Sequence[Run], delta: float) -> PrivacySpent:
+    if not runs:
+        return PrivacySpent(0.0, delta, NONE, Adjacency.ADD_OR_REMOVE_ONE, None, {NONE: 0.0}, "Nothing was spent.")
+    # Whoever decides on the next run has seen what the runs before released.
+    return composed_epsilon(runs, target_delta=delta, are_adaptive=True)
+
+
+def _same_run(entry: Entry, mechanism: SampledGaussian, num_steps: int) -> int:
+    if (entry.mechanism, entry.num_steps) != (mechanism, num_steps):
+        raise ValueError(f"Entry {entry.number} of the ledger is this run with other settings; start it anew.")
+    return entry.number
+
+
+def _stamp() -> dict[str, str]:
+    return {"when": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
+
+
+def _check_name(dataset: str) -> None:
+    if not dataset.strip() or len(dataset) > 200 or any(ord(letter) < 32 for letter in dataset):
+        raise ValueError(f"Expected a name for the data set, of 1 to 200 letters on one line, got {dataset!r}.")
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    return not connection.execute("SELECT name FROM sqlite_master").fetchall()

@@ -1,0 +1,107 @@
+"""Per-example clipping of a pytree of gradients, and the sum over the batch."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from noisecast.privacy.mechanism import SampledGaussian
+
+Array = jax.Array
+PyTree = Any
+
+
+def clip_and_sum(mechanism: SampledGaussian) -> optax.GradientTransformationExtraArgs:
+    """sum over the batch's present examples of clip(g_i, C), as a transformation; `add_noise` follows it.
+
+    Its updates are per-example gradients, every leaf with a leading axis of the batch, as
+    `jax.vmap(jax.grad(loss), (None, 0))(params, examples)` makes them. `update` takes the batch's mask as the extra
+    argument `example_mask`, (batch,) bool; without it every row counts.
+
+    Args:
+      mechanism: whose l2_clip_norm is C.
+    Raises (in `update`): ValueError for params that are missing, for a part of the parameters (`optax.masked`), and for
+      leaves without the batch's axis: a gradient that is already summed cannot be clipped example by example.
+
+    >>> from noisecast import Poisson, SampledGaussian
+    >>> clip = clip_and_sum(SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Poisson(0.1, 2)))
+    >>> params = {"w": jnp.zeros(2)}
+    >>> gradients = {"w": jnp.array([[3.0, 4.0], [0.25, 0.0], [9.0, 9.0]])}
+    >>> mask = jnp.array([True, True, False])
+    >>> [round(float(g), 6) for g in clip.update(gradients, clip.init(params), params, example_mask=mask)[0]["w"]]
+    [0.85, 0.8]
+    """
+
+    def update(updates, state, params=None, *, example_mask=None, **extra_args):
+        del extra_args
+        _check_per_example(updates, params)
+        return clipped_sum(updates, mechanism.l2_clip_norm, example_mask=example_mask), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def clipped_sum(per_example_gradients: PyTree, l2_clip_norm: Any, *, example_mask: Any = None) -> PyTree:
+    """sum_i min(1, C / |g_i|) g_i over the examples whose mask is True, |.| over all leaves together.
+
+    One example moves it by at most C (to float32's rounding). An example whose norm is not a finite float32 number has
+    no direction to clip to and contributes nothing, as in noisecast's own engines. Sums of several parts of a batch may
+    be added: clipping is example by example.
+
+    Args:
+      per_example_gradients: leaves (batch, ...), batch >= 0 [loss/params].
+      l2_clip_norm: C > 0 [loss/params].
+      example_mask: (batch,) bool, False where a row pads the batch; None: all True.
+    Returns: the sum, leaves (...), at least float32 whatever the gradients' dtype [loss/params].
+
+    >>> clipped_sum(jnp.array([[jnp.nan, 1.0], [0.0, 2.0]]), 1.0).tolist()
+    [0.0, 1.0]
+    """
+    wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), per_example_gradients)
+    leaves = jax.tree.leaves(wide)
+    sizes = {leaf.shape[:1] for leaf in leaves}
+    if len(sizes) != 1 or sizes == {()}:
+        raise ValueError(f"Expected per-example gradients with one common leading axis, got {sorted(sizes)}.")
+    batch = leaves[0].shape[0]
+    if example_mask is None:
+        example_mask = jnp.ones(batch, bool)
+    elif jnp.shape(example_mask) != (batch,) or jnp.result_type(example_mask) != jnp.bool_:
+        # Bool alone: a weight above one would let an example move the sum by more than C.
+        raise ValueError(
+            f"Expected example_mask to be bool of shape ({batch},), got {jnp.result_type(example_mask)} of shape "
+            f"{jnp.shape(example_mask)}."
+        )
+    norms = jnp.sqrt(sum(jnp.square(leaf).sum(axis=tuple(range(1, leaf.ndim))) for leaf in leaves))
+    factors = jnp.minimum(1.0, l2_clip_norm / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny))
+    counts = jnp.asarray(example_mask) & jnp.isfinite(norms)
+
+    def total(leaf: Array) -> Array:
+        along = (batch,) + (1,) * (leaf.ndim - 1)
+        # By `where`, not by a factor of zero: zero times NaN is NaN.
+        return jnp.where(counts.reshape(along), leaf * factors.reshape(along).astype(leaf.dtype), 0).sum(axis=0)
+
+    return jax.tree.map(total, wide)
+
+
+def _check_per_example(gradients: PyTree, params: PyTree) -> None:
+    if params is None:
+        raise ValueError("Expected update(gradients, state, params), got no params: they tell the batch's axis.")
+    refuse_a_part(gradients)
+    if jax.tree.structure(gradients) != jax.tree.structure(params):
+        raise ValueError("Expected per-example gradients of the same structure as params, got another structure.")
+    for gradient, param in zip(jax.tree.leaves(gradients), jax.tree.leaves(params)):
+        if jnp.shape(gradient)[1:] != jnp.shape(param) or jnp.ndim(gradient) != jnp.ndim(param) + 1:
+            raise ValueError(
+                f"Expected a gradient of shape (batch, *{jnp.shape(param)}) for a parameter of shape "
+                f"{jnp.shape(param)}, got {jnp.shape(gradient)}; use jax.vmap(jax.grad(loss), (None, 0))."
+            )
+
+
+def refuse_a_part(tree: PyTree) -> None:
+    """Raise when `optax.masked` or `optax.partition` has cut leaves out: each part would be clipped to C on its own."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
+    if any(isinstance(leaf, optax.MaskedNode) for leaf in leaves):
+        raise ValueError(
+            "Expected the whole gradient, got a part of it (optax.masked or optax.partition), which would be clipped "
+            "and given noise apart from the rest; take gradients of the trained parameters alone."
+        )

@@ -1,0 +1,54 @@
+"""`noisecast ledger` and `noisecast train --ledger` as a person meets them."""
+
+import json
+
+import pytest
+
+from noisecast.cli import main
+
+ROWS = "x,label\n" + "".join(f"{i % 7},{'ab'[i % 2]}\n" for i in range(40))
+TRAIN = ["train", "rows.csv", "--batch-size", "8", "--noise-multiplier", "4", "--num-steps", "20"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text(ROWS)
+    return tmp_path
+
+
+def test_a_budget_is_set_spent_shown_and_then_refuses(folder, capsys):
+    assert main(["ledger", "budget", "l", "rows", "--epsilon", "1.5", "--delta", "0.01"]) == 0
+    assert main([*TRAIN, "--output", "one", "--ledger", "l", "--dataset", "rows"]) == 0
+    capsys.readouterr()
+    assert main(["ledger", "show", "l", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["rows"]
+    assert 0 < shown["spent_epsilon"] <= 1.5 and len(shown["entries"]) == 1
+    for number in range(20):
+        status = main([*TRAIN, "--output", f"more{number}", "--ledger", "l", "--dataset", "rows"])
+        if status:
+            break
+    assert status == 2 and "The budget of 'rows' is ε = 1.5" in capsys.readouterr().err
+    assert not (folder / f"more{number}").exists()
+    assert main(["ledger", "check", "l"]) == 0
+    assert main(["ledger", "show", "l", "rows"]) == 0
+    assert "Composed by RDP" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["ledger", "show", "l"], "Expected a ledger at l, found none"),
+        (["ledger", "budget", "l", "rows"], "Expected a data set's name, --epsilon and --delta"),
+        (["ledger", "budget", "l", "rows", "--epsilon", "-1", "--delta", "0.1"], "Expected 0 < epsilon"),
+        (["ledger", "check", "l", "--epsilon", "1"], "Expected --epsilon and --delta with `ledger budget` alone"),
+        ([*TRAIN, "--output", "m", "--ledger", "l"], "Expected --ledger and --dataset, or neither"),
+        ([*TRAIN, "--output", "m", "--ledger", "l", "--dataset", "rows"], "Expected a ledger at l, found none"),
+        (["ledger", "show", "rows.csv"], "rows.csv is not a ledger"),
+    ],
+)
+def test_bad_input_is_one_sentence(folder, capsys, arguments, sentence):
+    assert main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed and len(printed.splitlines()) == 1
+    assert not (folder / "m").exists()

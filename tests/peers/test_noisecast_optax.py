@@ -1,0 +1,328 @@
+"""noisecast.optax: noisecast's own steps, clipped and noised as the mechanism says, in Optax's terms."""
+
+import math
+import os
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import noisecast as nc
+from noisecast.engines.dense import DenseRun
+from noisecast.engines.keys import batch_key, noise_key
+from noisecast.optimizers import OPTIMIZERS
+from noisecast.privacy.noise import Purpose, RandomRoot, key_for
+
+optax = pytest.importorskip("optax", reason="Optax is not installed")
+from noisecast import optax as no  # noqa: E402
+
+ROOT = RandomRoot.from_insecure_seed(910_017)  # chosen before any result
+KEY = key_for(Purpose.PRIVACY_NOISE, "test", root=ROOT, repeat=0)
+MECHANISM = nc.SampledGaussian(noise_multiplier=1.5, l2_clip_norm=0.5, sampler=nc.Poisson.for_batch_size(16, 200))
+QUIET = MECHANISM.with_noise_multiplier(0.0)
+MAKERS = {"DP-SGD": no.dp_sgd, "DP-SignSGD": no.dp_sign_sgd, "DP-Adam": no.dp_adam}
+RNG = np.random.default_rng(5)
+X = jnp.asarray(RNG.normal(size=(200, 3)), jnp.float32)
+Y = jnp.asarray(RNG.normal(size=(200, 2)), jnp.float32)
+
+
+def params_tree():
+    return {"layer": {"w": jnp.full((3, 2), 0.1)}, "b": (jnp.zeros(2), jnp.ones(()))}
+
+
+def loss(params, example):
+    x, y = example
+    return 0.5 * jnp.sum((x @ params["layer"]["w"] * params["b"][1] + params["b"][0] - y) ** 2)
+
+
+@jax.jit
+def gradients(params, rows):
+    return jax.vmap(jax.grad(loss), (None, 0))(params, (X[rows], Y[rows]))
+
+
+clipped_sum = jax.jit(no.clipped_sum)
+
+
+def flat(tree) -> np.ndarray:
+    return np.asarray(jax.flatten_util.ravel_pytree(tree)[0])
+
+
+def test_optax_is_the_library_and_noisecasts_is_ours():
+    assert optax.__name__ == "optax" and hasattr(optax, "adam") and no.__name__ == "noisecast.optax"
+    assert not hasattr(optax, "dp_sign_sgd")
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: kind.name)
+def test_a_step_is_noisecasts_own_step_on_the_same_private_gradient(kind):
+    """Exact: three steps, so that DP-Adam's state and its bias correction count."""
+    own, optimizer = kind(learning_rate=0.3), MAKERS[kind.name](0.3, MECHANISM, KEY)
+    private = optax.chain(no.clip_and_sum(MECHANISM), no.add_noise(MECHANISM, KEY))
+    params = params_tree()
+    vector, state, ours, noise = jnp.asarray(flat(params)), optimizer.init(params), None, private.init(params)
+    ours = own.init(vector)
+    for step in range(3):
+        rows = jnp.arange(10 * step, 10 * step + 9)
+        noisy, noise = private.update(gradients(params, rows), noise, params)
+        direction, ours = own.direction(jnp.asarray(flat(noisy)), ours, step)
+        vector = vector - 0.3 * direction
+        updates, state = optimizer.update(gradients(params, rows), state, params)
+        params = optax.apply_updates(params, updates)
+        np.testing.assert_array_equal(flat(params), np.asarray(vector))
+    assert no.releases(state) == no.releases(noise) == 3
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: kind.name)
+def test_a_run_is_the_dense_engines_run(kind):
+    """The same root gives the same batches, the same noise, and so the same parameters, step after step."""
+    problem = nc.jax_model(loss, params_tree(), (X, Y))
+    scenario = nc.Scenario(problem=problem, mechanism=MECHANISM, optimizer=kind(learning_rate=0.05), num_steps=30)
+    run = DenseRun([scenario], repeats=[0], root=ROOT)
+    run.advance(30)
+    optimizer = MAKERS[kind.name](0.05, MECHANISM, noise_key(scenario, root=ROOT, repeat=0))
+    params = params_tree()
+    state = optimizer.init(params)
+    batches = no.private_batches(
+        MECHANISM, batch_key(scenario, root=ROOT, repeat=0), num_steps=30, num_examples=problem.num_examples
+    )
+
+    @jax.jit
+    def step(params, state, rows, mask):
+        updates, state = optimizer.update(gradients(params, rows), state, params, example_mask=mask)
+        return optax.apply_updates(params, updates), state
+
+    for rows, mask in batches:
+        params, state = step(params, state, rows, mask)
+    np.testing.assert_allclose(flat(params), run.params[0, 0], rtol=2e-4, atol=2e-6)
+    assert np.abs(flat(params) - flat(params_tree())).max() > 0.01
+
+
+@cache
+def noise_of_five_steps() -> np.ndarray:
+    noise = no.add_noise(MECHANISM, KEY)
+    zeros = {"a": jnp.zeros((300, 100)), "b": jnp.zeros(70_001)}
+    state, drawn = noise.init(zeros), []
+    for _ in range(5):
+        noisy, state = noise.update(zeros, state)
+        drawn.append(flat(noisy))
+    return np.concatenate(drawn).astype(float)
+
+
+@pytest.mark.parametrize("scale, passes", [(1.0, True), (0.99, False), (1.01, False)])
+def test_noise_has_the_promised_scale(scale, passes):
+    """Of the mean: z C / B, on an empty batch, over two leaves and five steps together."""
+    numbers = scale * noise_of_five_steps() / (1.5 * 0.5 / 16)
+    statistic = np.sum(numbers**2)
+    p = 2 * min(stats.chi2.sf(statistic, numbers.size), stats.chi2.cdf(statistic, numbers.size))
+    assert (p > 1e-6) == passes
+
+
+def test_noise_is_fresh_in_every_step_leaf_and_key():
+    zeros = {"a": jnp.zeros(1000), "b": jnp.zeros(1000)}
+    drawn = []
+    for key in (KEY, key_for(Purpose.PRIVACY_NOISE, "other", root=ROOT, repeat=0), jax.random.key(1)):
+        noise = no.add_noise(MECHANISM, key)
+        state = noise.init(zeros)
+        for _ in range(3):
+            noisy, state = noise.update(zeros, state)
+            drawn += [np.asarray(noisy["a"]), np.asarray(noisy["b"])]
+    correlations = np.corrcoef(drawn)[np.triu_indices(len(drawn), 1)]
+    assert np.abs(correlations).max() < 5.5 / math.sqrt(1000)
+
+
+def test_noise_shares_nothing_with_other_uses_of_a_jax_key():
+    key = jax.random.key(3)
+    words = {tuple(np.asarray(jax.random.bits(k, (2,), jnp.uint32))) for k in (key, *jax.random.split(key, 100))}
+    words |= {tuple(np.asarray(jax.random.key_data(k))) for k in (key, *jax.random.split(key, 100))}
+    state = no.add_noise(MECHANISM, key).init(jnp.zeros(1))
+    assert tuple(np.asarray(state.key)) not in words
+
+
+ADVERSARIAL = {
+    "nan": np.nan, "inf": np.inf, "minus inf": -np.inf, "huge": 1e30, "largest": 3e38, "large": 1e15, "zero": 0.0,
+    "tiny": 1e-30, "ordinary": 0.3,
+}  # fmt: skip
+
+
+def unclipped_sum(batch, clip, *, example_mask=None):
+    del clip, example_mask
+    return jax.tree.map(lambda g: jnp.nan_to_num(g).sum(axis=0), batch)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("value", ADVERSARIAL.values(), ids=ADVERSARIAL)
+def test_one_example_moves_the_sum_by_at_most_the_clip(value, dtype):
+    """Whatever it is, in one leaf or in all, and also as the only one of its batch."""
+    others = {"w": RNG.normal(size=(8, 3, 2)), "b": RNG.normal(size=(8, 5))}
+    for spread in (("w",), ("w", "b")):
+        bad = {k: np.full((1, *v.shape[1:]), value if k in spread else 0.01) for k, v in others.items()}
+        for base in (others, {k: v[:0] for k, v in others.items()}):
+            with_it = {k: jnp.asarray(np.concatenate([base[k], bad[k]]), dtype) for k in base}
+            without = {k: jnp.asarray(v, dtype) for k, v in base.items()}
+            moved = flat(clipped_sum(with_it, 0.5)).astype(float) - flat(clipped_sum(without, 0.5))
+            assert np.isfinite(moved).all()
+            assert np.linalg.norm(moved) <= 0.5 * (1 + 1e-5) + 8 * 2.0**-23  # rounding of a sum of 8 unit numbers
+            if value in (1e15, 0.3):
+                assert np.linalg.norm(moved) > 0.49
+
+
+def test_the_sensitivity_test_sees_a_missing_clip():
+    big = {"w": jnp.full((1, 3), 1e15)}
+    assert np.linalg.norm(flat(unclipped_sum(big, 0.5))) > 1e6 > np.linalg.norm(flat(clipped_sum(big, 0.5)))
+
+
+def test_clipping_is_over_all_leaves_and_each_example_on_its_own():
+    batch = {"w": jnp.asarray(RNG.normal(size=(6, 3, 2)), jnp.float32), "b": jnp.asarray(RNG.normal(size=(6,)))}
+    rows = np.concatenate([np.asarray(batch["b"])[:, None], np.asarray(batch["w"]).reshape(6, -1)], axis=1)
+    expected = (rows * np.minimum(1, 0.7 / np.linalg.norm(rows, axis=1))[:, None]).sum(axis=0)
+    np.testing.assert_allclose(flat(clipped_sum(batch, 0.7)), expected, rtol=1e-5)
+    halves = [jax.tree.map(lambda g, s=s: g[s], batch) for s in (slice(0, 2), slice(2, 6))]
+    parts = sum(flat(clipped_sum(half, 0.7)) for half in halves)
+    np.testing.assert_allclose(parts, expected, rtol=1e-5)
+
+
+def test_padded_rows_do_not_count_even_when_they_are_not_numbers():
+    batch = jnp.concatenate([jnp.ones((2, 3)), jnp.full((2, 3), jnp.nan), jnp.full((1, 3), 5.0)])
+    mask = jnp.array([True, True, False, False, False])
+    np.testing.assert_array_equal(no.clipped_sum(batch, 9.0, example_mask=mask), np.full(3, 2.0))
+    assert flat(clipped_sum(batch, 9.0, example_mask=jnp.zeros(5, bool))).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_it_compiles_and_scans(make):
+    """A scan over steps whose batches were drawn beforehand gives what a Python loop gives."""
+    optimizer, params = make(0.05, MECHANISM, KEY), params_tree()
+    drawn = MECHANISM.sampler.batches(KEY, 0, 12, 200)
+
+    def step(carry, batch):
+        params, state = carry
+        updates, state = optimizer.update(gradients(params, batch[0]), state, params, example_mask=batch[1])
+        return (optax.apply_updates(params, updates), state), None
+
+    looped = params, optimizer.init(params)
+    scanned, _ = jax.jit(partial(jax.lax.scan, step))(looped, (jnp.asarray(drawn.indices), jnp.asarray(drawn.mask)))
+    compiled = jax.jit(step)
+    for batch in zip(drawn.indices, drawn.mask):
+        looped, _ = compiled(looped, batch)
+    np.testing.assert_allclose(flat(scanned[0]), flat(looped[0]), rtol=1e-4, atol=1e-6)
+    assert no.releases(scanned[1]) == 12
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_low_precision_params_get_noise_and_state_in_float32(make):
+    params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params_tree())
+    optimizer = make(0.5, MECHANISM, KEY)
+    state = optimizer.init(params)
+    updates, after = optimizer.update(gradients(params, jnp.arange(9)), state, params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(updates)} == {jnp.dtype("float32")}
+    assert jax.tree.map(lambda leaf: leaf.dtype, state) == jax.tree.map(lambda leaf: leaf.dtype, after)
+    assert {p.dtype for p in jax.tree.leaves(optax.apply_updates(params, updates))} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_schedule_changes_the_learning_rate_and_nothing_else(make):
+    schedule = optax.piecewise_constant_schedule(0.5, {1: 0.1})
+    fixed, scheduled = make(0.5, MECHANISM, KEY), make(schedule, MECHANISM, KEY)
+    static = ("mechanism", "key", *(("b1", "b2", "eps") if make is no.dp_adam else ()))
+    injected = optax.inject_hyperparams(make, static_args=static)(schedule, MECHANISM, KEY)
+    params, batch = params_tree(), gradients(params_tree(), jnp.arange(9))
+    states = [optimizer.init(params) for optimizer in (fixed, scheduled, injected)]
+    mask = jnp.arange(9) < 7
+    for factor in (1.0, 0.1):
+        moved = []
+        for i, optimizer in enumerate((fixed, scheduled, injected)):
+            update = jax.jit(optimizer.update) if optimizer is injected else optimizer.update
+            updates, states[i] = update(batch, states[i], params, example_mask=mask)
+            moved.append(flat(updates))
+        np.testing.assert_allclose(moved[1], factor * moved[0], rtol=1e-5)
+        np.testing.assert_allclose(moved[2], moved[1], rtol=1e-5)
+    assert no.releases(states[2]) == 2
+
+
+def test_pieces_go_into_a_chain_with_optaxs_own():
+    optimizer = optax.chain(
+        no.clip_and_sum(QUIET), no.add_noise(QUIET, KEY), optax.add_decayed_weights(0.1), optax.scale_by_sign(),
+        optax.scale_by_learning_rate(0.2),
+    )  # fmt: skip
+    params = params_tree()
+    updates, _ = optimizer.update(gradients(params, jnp.arange(9)), optimizer.init(params), params)
+    np.testing.assert_allclose(np.abs(flat(updates)), 0.2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("key, error", [
+    (None, TypeError), (0, TypeError), (np.zeros(2, np.uint32), TypeError), (bytes(8), ValueError),
+    (jnp.zeros(2, jnp.uint32), TypeError),
+    (key_for(Purpose.PRIVACY_NOISE, root=RandomRoot.from_os_entropy(secure_noise=True), repeat=0), TypeError),
+])  # fmt: skip
+def test_no_noise_without_a_key(key, error):
+    with pytest.raises(error, match=r"Expected (a )?key"):
+        no.dp_sign_sgd(0.1, MECHANISM, key)
+
+
+@pytest.mark.parametrize("make", [*MAKERS.values(), lambda rate, mechanism: no.add_noise(mechanism)])
+def test_there_is_no_default_key(make):
+    with pytest.raises(TypeError, match="key"):
+        make(0.1, MECHANISM)
+
+
+def test_what_is_not_an_examples_gradient_is_refused():
+    optimizer, params = no.dp_sgd(0.1, MECHANISM, KEY), params_tree()
+    state, batch = optimizer.init(params), gradients(params, jnp.arange(4))
+    with pytest.raises(ValueError, match="got no params"):
+        optimizer.update(batch, state)
+    summed = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, (X, Y)).mean())(params)
+    with pytest.raises(ValueError, match="Expected a gradient of shape"):
+        optimizer.update(summed, state, params)
+    with pytest.raises(ValueError, match="same structure"):
+        optimizer.update(batch["layer"], state, params)
+    for mask in (jnp.ones(3, bool), jnp.ones(4), jnp.full(4, 2)):
+        with pytest.raises(ValueError, match="Expected example_mask"):
+            optimizer.update(batch, state, params, example_mask=mask)
+    for rate in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="learning_rate"):
+            no.dp_sgd(rate, MECHANISM, KEY)
+
+
+def test_a_part_of_the_gradient_is_refused():
+    """Each part clipped to C on its own: together they would move by more; masked-out leaves would pass unclipped."""
+    params = {"a": jnp.zeros(3), "b": jnp.zeros(2)}
+    batch = {"a": jnp.ones((4, 3)), "b": jnp.ones((4, 2))}
+    private = no.dp_sgd(0.1, MECHANISM, KEY)
+    split = optax.partition({"x": private, "y": private}, {"a": "x", "b": "y"})
+    for optimizer in (optax.masked(private, {"a": True, "b": False}), split):
+        with pytest.raises(ValueError, match="a part of it"):
+            optimizer.update(batch, optimizer.init(params), params)
+
+
+def test_batches_are_the_samplers_own_across_blocks_and_never_cut():
+    drawn = list(no.private_batches(MECHANISM, KEY, num_steps=600, num_examples=200))
+    expected = [row[mask] for row, mask in zip(*MECHANISM.sampler.batches(KEY, 0, 600, 200))]
+    assert len(drawn) == 600
+    for (rows, mask), want in zip(drawn, expected):
+        np.testing.assert_array_equal(rows[mask], want)
+    crowded = nc.SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=nc.Poisson(0.5, 4))
+    (_, mask), *_ = no.private_batches(crowded, KEY, num_steps=1, num_examples=10_000)
+    assert crowded.sampler.width < 100 and 4_500 < mask.sum() < 5_500
+
+
+def test_batches_need_rows_and_a_key():
+    stream = nc.SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=nc.Stream(4))
+    with pytest.raises(ValueError, match="Expected a sampler of a data set"):
+        no.private_batches(stream, KEY, num_steps=1, num_examples=10)
+    for key in (None, 3, b"short"):
+        with pytest.raises(TypeError, match="Expected key"):
+            no.private_batches(MECHANISM, key, num_steps=1, num_examples=10)
+
+
+def test_releases_wants_exactly_one_mechanism():
+    params = jnp.zeros(2)
+    for optimizer in (optax.sgd(0.1), optax.chain(no.add_noise(MECHANISM, KEY), no.add_noise(MECHANISM, KEY))):
+        with pytest.raises(ValueError, match="one add_noise"):
+            no.releases(optimizer.init(params))
+
+
+def test_os_entropy_is_enough_to_start():
+    first, second = (no.add_noise(MECHANISM, os.urandom(32)).init(jnp.zeros(1)).key for _ in range(2))
+    assert tuple(np.asarray(first)) != tuple(np.asarray(second))

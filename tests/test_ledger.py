@@ -1,0 +1,247 @@
+"""The privacy ledger: it counts before, it never counts less, and of two who want the last one gets it."""
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, bundled, composed_epsilon, linear_model
+from noisecast.ledger import Account, PrivacyLedger
+from noisecast.privacy.accounting import epsilon_spent
+from noisecast.privacy.mechanism import Adjacency
+from noisecast.privacy.sampling import Shuffled
+from noisecast.privacy.tuning import Run
+from noisecast.release import train
+
+SAMPLER = Poisson.for_batch_size(64, 25_000)
+MECHANISM = SampledGaussian(noise_multiplier=4.0, l2_clip_norm=0.5, sampler=SAMPLER)
+DELTA = 1e-5
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    made = PrivacyLedger(tmp_path / "privacy.ledger", create=True)
+    made.set_budget("reviews", epsilon=1.0, delta=DELTA)
+    return made
+
+
+def spend(ledger, run, mechanism=MECHANISM, num_steps=20_000):
+    return ledger.spend("reviews", mechanism, num_steps, what="a model", run=run)
+
+
+# --- what is counted --------------------------------------------------------------------------------------------------
+
+
+def test_one_run_costs_what_the_accountant_says_and_two_at_least_as_much_as_composed(ledger):
+    spend(ledger, "a")
+    assert ledger.spent("reviews").epsilon == epsilon_spent(MECHANISM, num_steps=20_000, target_delta=DELTA).epsilon
+    spend(ledger, "b")
+    runs = [Run(MECHANISM, 20_000, name) for name in "ab"]
+    planned = composed_epsilon(runs, target_delta=DELTA).epsilon
+    # The second may depend on what the first released, which costs more than two runs planned beforehand.
+    assert planned < ledger.spent("reviews").epsilon < 1.3 * planned
+
+
+def test_a_run_that_would_exceed_the_budget_is_refused_and_leaves_no_entry(ledger):
+    spend(ledger, "a")
+    with pytest.raises(ValueError, match=r"of which 0\.312.* is spent; with this run it would be 1\.2"):
+        spend(ledger, "b", num_steps=200_000)
+    assert len(ledger.entries("reviews")) == 1
+    spend(ledger, "b")  # one that fits still does
+
+
+def test_without_noise_nothing_fits(ledger):
+    with pytest.raises(ValueError, match="it would be inf"):
+        spend(ledger, "a", mechanism=MECHANISM.with_noise_multiplier(0.0))
+
+
+def test_a_resumed_run_is_counted_once_and_only_if_it_is_the_same(ledger):
+    number = spend(ledger, "a")
+    assert spend(ledger, "a") == number and len(ledger.entries("reviews")) == 1
+    with pytest.raises(ValueError, match="this run with other settings"):
+        spend(ledger, "a", num_steps=20_001)
+
+
+def test_guarantees_of_different_neighbours_do_not_add_up(ledger):
+    spend(ledger, "a")
+    other = SampledGaussian(
+        noise_multiplier=50.0, l2_clip_norm=0.5, sampler=Shuffled(64, 25_000), adjacency=Adjacency.REPLACE_ONE
+    )
+    with pytest.raises(ValueError, match="these do not add up"):
+        spend(ledger, "b", mechanism=other, num_steps=391)
+
+
+def test_a_budget_may_grow_but_not_fall_below_what_is_spent(ledger):
+    spend(ledger, "a")
+    with pytest.raises(ValueError, match=r"Expected a budget of at least the ε = 0\.312"):
+        ledger.set_budget("reviews", epsilon=0.1, delta=DELTA)
+    ledger.set_budget("reviews", epsilon=8.0, delta=DELTA)
+    assert ledger.budget("reviews").epsilon == 8.0
+    spend(ledger, "b", num_steps=200_000)
+
+
+@pytest.mark.parametrize(
+    "epsilon, delta", [(0, 1e-5), (-1, 1e-5), (float("nan"), 1e-5), (float("inf"), 1e-5), (1, 0), (1, 1)]
+)
+def test_a_budget_out_of_range_is_refused(ledger, epsilon, delta):
+    with pytest.raises(ValueError, match="Expected 0 <"):
+        ledger.set_budget("reviews", epsilon=epsilon, delta=delta)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_entries_survive_and_are_its_owners_alone(ledger):
+    spend(ledger, "a")
+    again = PrivacyLedger(ledger.path)
+    assert [entry.mechanism for entry in again.entries("reviews")] == [MECHANISM]
+    assert ledger.path.stat().st_mode & 0o077 == 0
+
+
+def test_entries_can_neither_be_changed_nor_removed_by_sql(ledger):
+    spend(ledger, "a")
+    for statement in ("DELETE FROM entries", "UPDATE entries SET content = '{}'"):
+        with sqlite3.connect(ledger.path) as connection, pytest.raises(sqlite3.IntegrityError):
+            connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "tampering",
+    [
+        "UPDATE entries SET content = replace(content, '20000', '20') WHERE number = 2",
+        "DELETE FROM entries WHERE number = 2",
+        "UPDATE entries SET dataset = 'other' WHERE number = 2",
+    ],
+)
+def test_whoever_alters_it_nevertheless_is_seen(ledger, tampering):
+    spend(ledger, "a")
+    spend(ledger, "b")
+    assert ledger.check() == []
+    with sqlite3.connect(ledger.path) as connection:
+        connection.execute("DROP TRIGGER entries_stay")
+        connection.execute("DROP TRIGGER entries_remain")
+        connection.execute(tampering)
+    assert "altered" in ledger.check()[0]
+
+
+def test_what_is_no_ledger_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"Expected a ledger at .*missing, found none; make one"):
+        PrivacyLedger(tmp_path / "missing")
+    with pytest.raises(ValueError, match="found a folder"):
+        PrivacyLedger(tmp_path, create=True)
+    (tmp_path / "text").write_text("not a database, but long enough to be taken for one" * 100)
+    with pytest.raises(ValueError, match="text is not a ledger"):
+        PrivacyLedger(tmp_path / "text")
+    with sqlite3.connect(tmp_path / "other") as connection:
+        connection.execute("CREATE TABLE songs (name TEXT)")
+    with pytest.raises(ValueError, match="other is not a ledger"):
+        PrivacyLedger(tmp_path / "other", create=True)
+
+
+def test_a_data_set_without_a_budget_is_refused(ledger):
+    with pytest.raises(ValueError, match=r"Expected a data set with a budget \(here: reviews\), got 'letters'"):
+        ledger.spend("letters", MECHANISM, 1, what="a model", run="a")
+
+
+# --- two at once, and crashes -----------------------------------------------------------------------------------------
+
+
+def _spend_when_told(path, run, start, results):
+    start.wait()
+    try:
+        spend(PrivacyLedger(path), run, num_steps=60_000)
+        results.put("spent")
+    except ValueError as error:
+        results.put(str(error))
+
+
+def test_of_two_processes_that_want_the_last_of_a_budget_exactly_one_gets_it(ledger):
+    # Of 60,000 steps one run costs 0.57, two 0.91 and three 1.13 of the budget of 1.
+    spend(ledger, "before", num_steps=60_000)
+    context = multiprocessing.get_context("spawn")
+    start, results = context.Event(), context.Queue()
+    processes = [context.Process(target=_spend_when_told, args=(ledger.path, f"r{i}", start, results)) for i in (0, 1)]
+    for process in processes:
+        process.start()
+    start.set()
+    said = sorted(results.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join()
+    assert said[1] == "spent" and said[0].startswith("The budget of 'reviews' is ε = 1")
+    assert len(ledger.entries("reviews")) == 2 and ledger.spent("reviews").epsilon <= 1.0
+
+
+def iris_scenario():
+    data, _ = bundled("iris")
+    sampler = Poisson.for_batch_size(12, data.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=4.0, l2_clip_norm=1.0, sampler=sampler)
+    return Scenario(
+        problem=linear_model(data), mechanism=mechanism, optimizer=DPSGD(learning_rate=0.1), num_steps=50,
+        target_delta=DELTA,
+    )  # fmt: skip
+
+
+def test_training_writes_itself_down_before_its_first_step(tmp_path):
+    ledger = PrivacyLedger(tmp_path / "privacy.ledger", create=True)
+    scenario = iris_scenario()
+    ledger.set_budget("iris", epsilon=1.5 * scenario.privacy_spent.epsilon, delta=DELTA)
+    seen = []
+
+    def watch(moment):
+        seen.append((moment.step, len(ledger.entries("iris"))))
+
+    train(scenario, account=Account(ledger, "iris"), watch=watch)
+    assert seen[0][0] >= 1 and all(count == 1 for _, count in seen)
+    [entry] = ledger.entries("iris")
+    assert (entry.mechanism, entry.num_steps) == (scenario.mechanism, 50)
+    while True:  # until the budget is used up: then nothing is trained
+        try:
+            train(scenario, account=Account(ledger, "iris"))
+        except ValueError as error:
+            assert "with this run it would be" in str(error)
+            break
+    assert ledger.spent("iris").epsilon <= ledger.budget("iris").epsilon
+
+
+def test_a_known_seed_has_no_place_in_a_ledger(tmp_path):
+    ledger = PrivacyLedger(tmp_path / "privacy.ledger", create=True)
+    ledger.set_budget("iris", epsilon=100.0, delta=DELTA)
+    with pytest.raises(ValueError, match="without insecure seed"):
+        train(iris_scenario(), account=Account(ledger, "iris"), insecure_seed=0)
+    assert ledger.entries("iris") == ()
+
+
+CHILD = """
+    import sys
+    sys.path.insert(0, {tests!r})
+    from test_ledger import iris_scenario
+    from noisecast.ledger import Account, PrivacyLedger
+    from noisecast.release import train
+    def watch(moment):
+        print("step", moment.step, flush=True)
+        import time; time.sleep(0.3)
+    train(iris_scenario(), account=Account(PrivacyLedger({path!r}), "iris"), watch=watch, checkpoint={checkpoint!r})
+"""
+
+
+def test_a_killed_run_is_spent_and_its_resumption_is_not_spent_again(tmp_path):
+    path, checkpoint = tmp_path / "privacy.ledger", tmp_path / "checkpoint"
+    ledger = PrivacyLedger(path, create=True)
+    ledger.set_budget("iris", epsilon=100.0, delta=DELTA)
+    code = CHILD.format(tests=str(Path(__file__).parent), path=str(path), checkpoint=str(checkpoint))
+    for number, kill in enumerate((signal.SIGKILL, signal.SIGTERM), start=1):
+        child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None and child.stdout.readline().startswith("step")
+        os.kill(child.pid, kill)
+        child.wait()
+        assert len(ledger.entries("iris")) == number  # both runs count, though neither released a model
+    assert checkpoint.exists()  # of the second, which was asked to stop and not killed
+    model = train(iris_scenario(), account=Account(ledger, "iris"), checkpoint=checkpoint, resume=True)
+    assert np.isfinite(model.params).all() and len(ledger.entries("iris")) == 2
