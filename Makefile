@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test test-all check bench clean
+.PHONY: venv demo test test-all check bench docs clean
 
 venv: $(READY)
 
@@ -28,8 +28,12 @@ check: $(READY)
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
+# Warnings are errors; no network is needed.
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache noisecast-demo
+	rm -rf $(VENV) docs/_build .pytest_cache .ruff_cache noisecast-demo

@@ -4,14 +4,13 @@ It holds the secret that the noise is made of: whoever reads it can take the noi
 alone, never part of a model directory, and deleted when the run is done.
 """
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from noisecast.files import written_whole
+from noisecast.files import read_arrays, written_whole
 from noisecast.privacy.noise import RandomRoot
 
 FORMAT = 2
@@ -57,15 +56,14 @@ def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:
             f"Expected a checkpoint at {path}, found none; leave out --resume to start from the beginning."
         )
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            stored = {name: arrays[name] for name in arrays.files}
+        stored = read_arrays(path.read_bytes())
         owner = stored["scenario"].tobytes().decode()
-        seed = stored["insecure_seed"].tolist()
+        seed = stored["insecure_seed"].reshape(-1).tolist()
         root = RandomRoot(stored["secret"].tobytes(), seed[0] if seed else None, bool(stored["secure_noise"]))
         state = {name.removeprefix("state_"): stored[name] for name in stored if name.startswith("state_")}
         checkpoint = Checkpoint(owner, root, state)
         readable = int(stored["format"]) == FORMAT and checkpoint.step >= 0
-    except (OSError, ValueError, KeyError, EOFError, UnicodeDecodeError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         readable = False
     if not readable:
         raise ValueError(f"{path} is not a readable checkpoint; delete it to start from the beginning.")

@@ -1,14 +1,21 @@
-"""Files that appear whole or not at all: written under a temporary name beside the target, then renamed."""
+"""Files that appear whole or not at all: written under a temporary name, then renamed. And files of strangers, read."""
 
+import io
 import json
 import math
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+# More than this, and more than so many times the file, no data of people's own unpack to; gzip can do 1,000 times.
+MOST_UNPACKED, MOST_TIMES = 2**28, 200
 
 
 @contextmanager
@@ -63,6 +70,43 @@ def why_unwritable(path: str | Path) -> str | None:
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return f"Expected to be able to write in {path.parent}, but it is not permitted; choose another place."
     return None
+
+
+def is_bomb(unpacked: int, packed: int) -> bool:
+    """Whether a file of `packed` bytes that asks for `unpacked` bytes of memory is made to exhaust it.
+
+    >>> is_bomb(10**8, packed=10**3), is_bomb(10**9, packed=10**3), is_bomb(10**9, packed=10**7)
+    (False, True, False)
+    """
+    return unpacked > max(MOST_UNPACKED, MOST_TIMES * packed)
+
+
+def read_arrays(content: bytes) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file, none of them pickled objects, which could run code.
+
+    Raises: ValueError: what is wrong with it, to be said behind its name.
+
+    >>> read_arrays(b"PK")
+    Traceback (most recent call last):
+    ValueError: is not a readable .npz file; save arrays with np.savez.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:  # what is no archive np.load takes for a pickle
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if not is_bomb(unpacked, len(content)):
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                found = {name: arrays[name] for name in arrays.files}
+            if not all(isinstance(array, np.ndarray) for array in found.values()):  # else bytes, of no array
+                raise ValueError("array")
+            return found
+        reason = f"would unpack to {unpacked / 2**20:,.0f} MiB, {unpacked // len(content)} times itself; if that is "
+        reason += "meant, save it with np.savez, unpacked."
+    except Exception as error:  # Garbled bytes make zipfile and NumPy raise errors of a dozen types.
+        reason = "is not a readable .npz file; save arrays with np.savez."
+        if "allow_pickle" in str(error):
+            reason = "holds pickled Python objects, which could run code when read; save plain number or string "
+            reason += "arrays with np.savez."
+    raise ValueError(reason)
 
 
 def strict_json(content: Any) -> str:

@@ -253,7 +253,7 @@ Train with more noise or fewer steps.
             )
         if "not a database" in str(error) or "malformed" in str(error):
             return f"{self.path} is not a ledger."
-        return f"{self.path} cannot be used: {error}."
+        return f"{self.path} cannot be used: {' '.join(str(error).split())}."
 
 
 class _Row(NamedTuple):
@@ -264,13 +264,34 @@ class _Row(NamedTuple):
     hash: str
 
     def entry(self) -> Entry:
-        data = json.loads(self.content)
-        mechanism = SampledGaussian.from_data(data.pop("mechanism"))
-        return Entry(number=self.number, dataset=self.dataset, mechanism=mechanism, **data)
+        try:
+            data = json.loads(self.content)
+            mechanism = SampledGaussian.from_data(data.pop("mechanism"))
+            mechanism.dp_event(data["num_steps"])  # checks it
+            found = Entry(number=self.number, dataset=self.dataset, mechanism=mechanism, **data)
+            if not all(isinstance(text, str) for text in (found.what, found.run, found.when, found.version)):
+                raise TypeError("text")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            raise ValueError(f"Entry {self.number} cannot be read: it was altered; do not trust the totals.") from None
+        return found
+
+    def budget(self) -> Budget:
+        try:
+            data = json.loads(self.content)
+            found = Budget(float(data["epsilon"]), float(data["delta"]))
+            if not (0 < found.epsilon < math.inf and 0 < found.delta < 1):
+                raise ValueError("range")
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise ValueError(f"Entry {self.number} cannot be read: it was altered; do not trust the totals.") from None
+        return found
 
 
 def _read(connection: sqlite3.Connection) -> list[_Row]:
-    return [_Row(*row) for row in connection.execute("SELECT * FROM entries ORDER BY number")]
+    query = "SELECT number, kind, dataset, content, hash FROM entries ORDER BY number"
+    rows = [_Row(*row) for row in connection.execute(query)]
+    if not all(isinstance(cell, str) for row in rows for cell in row[1:]):
+        raise ValueError("An entry of the ledger is not text: it was altered; do not trust the totals.")
+    return rows
 
 
 def _append(connection: sqlite3.Connection, rows: Sequence[_Row], kind: str, dataset: str, content: Any) -> int:
@@ -286,14 +307,14 @@ def _hash(before: str, *parts: Any) -> str:
 
 
 def _budget(rows: Sequence[_Row], dataset: str) -> Budget:
-    found = [json.loads(row.content) for row in rows if row.kind == "budget" and row.dataset == dataset]
+    found = [row for row in rows if row.kind == "budget" and row.dataset == dataset]
     if not found:
         known = ", ".join(dict.fromkeys(row.dataset for row in rows)) or "none"
         raise ValueError(
             f"Expected a data set with a budget (here: {known}), got '{dataset}'; set one by: "
             f"noisecast ledger budget LEDGER {dataset} --epsilon 8 --delta 1e-5"
         )
-    return Budget(found[-1]["epsilon"], found[-1]["delta"])
+    return found[-1].budget()
 
 
 def _runs(rows: Sequence[_Row], dataset: str) -> list[Run]:

@@ -7,14 +7,13 @@ non_private.json losses and accuracies, computed without noise: not covered by t
 """
 
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from noisecast.files import folder_written_whole, strict_json
+from noisecast.files import folder_written_whole, read_arrays, strict_json
 from noisecast.problems.datasets import DataError, Dataset, Encoder, Features, encoder_from_json
 from noisecast.problems.linear import LIKELIHOODS, Likelihood, LinearModel, predict, quality
 from noisecast.release import TrainedModel
@@ -119,8 +118,7 @@ def load_model(path: str | Path) -> SavedModel:
     try:
         described = json.loads((path / "model.json").read_text(encoding="utf-8"))
         privacy = json.loads((path / "privacy.json").read_text(encoding="utf-8"))
-        with np.load(path / "parameters.npz", allow_pickle=False) as arrays:
-            params = np.asarray(arrays["params"], np.float32)
+        params = np.asarray(read_arrays((path / "parameters.npz").read_bytes())["params"], np.float32)
         if described["format"] != FORMAT:
             raise ValueError("format")
         model = SavedModel(
@@ -136,7 +134,7 @@ def load_model(path: str | Path) -> SavedModel:
         fits = params.shape == ((model.encoder.num_features + 1) * outputs,) and np.isfinite(params).all()
         if outputs != model.num_outputs or not fits:
             raise ValueError("shape")
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is not a readable model directory ({type(error).__name__}); train it again.") from None
     return model
 

@@ -183,11 +183,13 @@ def _advance_to_the_end(run: _Run, scenario: Scenario, path, watch, num_evaluati
         # The first stretch waits for the compiler: its rate says nothing.
         rate = rate if before == 0 and stretch == 1 else (engine.step - before) / seconds
         stretch = min(int(max(rate, 1.0) * SECONDS_BETWEEN_LOOKS) + 1, 4 * stretch, MAX_STRETCH)
+        evaluates = watch is not None and engine.step == next_evaluation
+        # Before the checkpoint: it gives rows the noise that they lack, and whoever resumes does not repeat it.
+        metrics = _metrics(engine) if evaluates else {}
         if path is not None and time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
             save_checkpoint(path, Checkpoint(scenario.id, run.root, engine.state()))
             saved_at = time.monotonic()
         if watch is not None:
-            metrics = _metrics(engine) if engine.step == next_evaluation else {}
             watch(Moment(engine.step, num_steps, rate, metrics))
 
 

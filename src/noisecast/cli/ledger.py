@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
+from rich.markup import escape
 from rich.table import Table
 
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
@@ -65,7 +66,7 @@ def _show(ledger: PrivacyLedger, datasets: tuple[str, ...], json: bool) -> None:
         console.print(f"{ledger.path} has no data set; set a budget: noisecast ledger budget {ledger.path} NAME ...")
     for dataset, (budget, spent, entries) in found.items():
         caption = f"Composed by {spent.accountant}: less than the sum of the runs' own." if len(entries) > 1 else None
-        table = Table(title=f"{dataset}: ε = {epsilon_text(spent.epsilon, 4)} of {budget.epsilon:g} spent at "
+        table = Table(title=f"{escape(dataset)}: ε = {epsilon_text(spent.epsilon, 4)} of {budget.epsilon:g} spent at "
                       f"δ = {budget.delta:g}", caption=caption, **TABLE_STYLE)  # fmt: skip
         for header in ("entry", "when (UTC)", "what", "noise", "q", "steps"):
             table.add_column(header, justify="left" if header in ("when (UTC)", "what") else "right")
@@ -79,7 +80,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     return (
         str(entry.number),
         entry.when[:16].replace("T", " "),
-        entry.what,
+        escape(entry.what),
         number(mechanism.noise_multiplier, 4),
         number(mechanism.sampling_probability, 3),
         f"{entry.num_steps:,}",

@@ -79,7 +79,8 @@ class JaxModel:
         """Loss, gradient norm, clip fraction; test loss and accuracies where examples and a rule were given."""
 
         def look(g, norm, present):
-            return jnp.where(present, g, 0.0), jnp.where(present, norm > l2_clip_norm, False).astype(jnp.float32)
+            clipped = present & ~(norm <= l2_clip_norm)  # one that is no number is clipped to nothing
+            return jnp.where(present, g, 0.0), clipped.astype(jnp.float32)
 
         gradient, clipped = self._sum(look, params, self.train, self._everyone(), jnp.asarray(jnp.inf))
         metrics = self._fit(params, self.train, "")

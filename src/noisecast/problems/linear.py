@@ -258,7 +258,7 @@ class LinearModel:
         metrics = {
             **self._quality(logits, self.train.labels),
             "gradient_norm": jnp.linalg.norm(gradient) / self.num_examples,
-            "clip_fraction": (norms > l2_clip_norm).mean(),
+            "clip_fraction": (~(norms <= l2_clip_norm)).mean(),  # one that is no number is clipped to nothing
         }
         if self.test is not None:
             found = self._quality(self.logits(self.test.rows, params), self.test.labels)

@@ -112,7 +112,7 @@ class MatrixFactorization:
             "loss": self.error_weight * squared_error,
             "rmse": jnp.sqrt(squared_error),
             "gradient_norm": jnp.linalg.norm(self._gradient_sum(self.train, rows, residuals)) / self.num_examples,
-            "clip_fraction": (norms > l2_clip_norm).mean(),
+            "clip_fraction": (~(norms <= l2_clip_norm)).mean(),  # one that is no number is clipped to nothing
         }
         if self.test is not None:
             squared_error = self._mean_squared_error(params, self.test)

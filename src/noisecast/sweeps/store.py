@@ -25,12 +25,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from noisecast.files import strict_json, why_unwritable, written_whole
+from noisecast.files import is_bomb, strict_json, why_unwritable, written_whole
 from noisecast.privacy.noise import RandomRoot
 from noisecast.sweeps.ledger import Ledger, ledger_as_data, ledger_from
 from noisecast.table import COLUMNS, table_from
 
 _METADATA = b"noisecast"
+_FOREIGN = "{} is not a shard of this version of noisecast; move it out of the store."
 _ORDER = ["problem", "optimizer", "expected_batch_size", "num_steps", "noise_multiplier", "l2_clip_norm",
           "learning_rate", "scenario", "runner", "seed", "step", "metric"]  # fmt: skip
 
@@ -165,7 +166,7 @@ class Store:
             return ledger_from(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             reason = "there is none"
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             reason = "it is damaged"
         raise ValueError(
             f"Expected {path}, which says what the sweep ran, but {reason}; only "
@@ -182,7 +183,7 @@ class Store:
         """All rows, in an order that does not depend on who finished first."""
         if not self._read:
             return table_from([])
-        parts = [pq.read_table(io.BytesIO(content)).to_pandas() for _, content in self._read.values()]
+        parts = [_rows_of(self._shards / name, content) for name, (_, content) in self._read.items()]
         table = pd.concat(parts, ignore_index=True).sort_values(_ORDER, kind="stable", ignore_index=True)
         # A run may lie in two shards where two sweeps shared cells: it is one run, from one key.
         return table_from(table.drop_duplicates(["scenario", "runner", "seed", "step", "metric"], ignore_index=True))
@@ -219,15 +220,27 @@ def _read_shard(path: Path) -> tuple[Finished, bytes]:
             f"{path} is damaged: its content is not what its name says. Delete it; the same sweep computes it again."
         )
     try:
-        schema = pq.read_schema(io.BytesIO(content))
+        file = pq.ParquetFile(io.BytesIO(content))
+        schema = file.schema_arrow
         said = json.loads((schema.metadata or {})[_METADATA])
+        if is_bomb(8 * len(schema.names) * file.metadata.num_rows, len(content)):
+            raise ValueError("rows")
         names = [column.name for column in COLUMNS]
         if said.pop("format") != 1 or schema.names != names:
             raise KeyError("format")
         finished = Finished(**said | {"cells": tuple(said["cells"]), "data": tuple(said["data"])})
-    except (pa.ArrowInvalid, KeyError, TypeError, ValueError):
-        raise ValueError(f"{path} is not a shard of this version of noisecast; move it out of the store.") from None
+    except Exception:  # A stranger's bytes make Arrow raise errors of many types.
+        raise ValueError(_FOREIGN.format(path)) from None
     return finished, content
+
+
+def _rows_of(path: Path, content: bytes) -> pd.DataFrame:
+    try:
+        table = pq.read_table(io.BytesIO(content))
+        table.validate(full=True)  # text that is no UTF-8 would fail later, while sorting
+        return table_from(table.to_pandas())
+    except Exception:  # as above
+        raise ValueError(_FOREIGN.format(path)) from None
 
 
 def is_store(folder: str | Path) -> bool:

@@ -7,6 +7,7 @@ here adds noise to it, and `vocabulary_is_private` says so.
 
 import json
 import re
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -375,9 +376,10 @@ def _parse_bounds(path: Path) -> dict:
     parsers = {".toml": tomllib.loads, ".json": json.loads}
     if path.suffix.lower() not in parsers:
         raise DataError(f"Expected bounds as .toml, .json or .csv, got {path}.")
+    text = decode(read_bytes(path), path)
     try:
-        bounds = parsers[path.suffix.lower()](decode(read_bytes(path), path))
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        bounds = parsers[path.suffix.lower()](text)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, 1,000 brackets
         raise DataError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}.") from None
     if not isinstance(bounds, dict) or not bounds:
         raise DataError(f"Expected 'column = [low, high]' in {path}, got {type(bounds).__name__} without entries.")
@@ -385,7 +387,8 @@ def _parse_bounds(path: Path) -> dict:
 
 
 def _check_bounds(column: str, low: float, high: float, where: str = "") -> None:
-    if not -np.inf < low < high < np.inf:
+    # Whole numbers have no largest one, floats have.
+    if not -sys.float_info.max <= low < high <= sys.float_info.max:
         raise DataError(f"Expected finite bounds low < high for column '{column}'{where}, got [{low}, {high}].")
 
 

@@ -5,7 +5,6 @@
 
 import io
 import re
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from noisecast.files import read_arrays
 from noisecast.problems.datasets.dataset import (
     DataError,
     Dataset,
@@ -43,6 +43,8 @@ from noisecast.problems.datasets.tables import (
     read_table,
     text_column,
 )
+
+MAX_COLUMNS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -233,12 +235,13 @@ def _read_svmlight(path) -> tuple[sp.csr_array, np.ndarray]:
     try:
         zero_based: Any = True  # scikit-learn types it as str
         matrix, labels = load_svmlight_file(io.BytesIO(content), zero_based=zero_based, dtype=np.float64)[:2]
-        if np.isfinite(matrix.data).all() and labels.size:
-            return sp.csr_array(matrix), labels
+        is_read = bool(labels.size) and np.isfinite(matrix.data).all()
     except (ValueError, OverflowError):
-        pass
-    # The fast reader names no line, so a slow one looks for it.
-    raise DataError(_svmlight_complaint(content.decode("utf-8", errors="replace"), path))
+        is_read = False
+    if not is_read:  # The fast reader names no line, so a slow one looks for it.
+        raise DataError(_svmlight_complaint(content.decode("utf-8", errors="replace"), path))
+    _check_width(matrix.shape[1], path)
+    return sp.csr_array(matrix), labels
 
 
 def _svmlight_complaint(text: str, path) -> str:
@@ -280,20 +283,10 @@ def _read_npz(path) -> tuple[Features, np.ndarray | None]:
 def read_npz(path) -> dict[str, np.ndarray]:
     """All arrays of an .npz file; DataError if it is garbled or holds pickled objects, which could run code."""
     content = read_bytes(path)
-    unreadable = DataError(f"{path} is not a readable .npz file; save arrays with np.savez.")
-    # np.load takes whatever is no archive for a pickle.
-    if not zipfile.is_zipfile(io.BytesIO(content)):
-        raise unreadable
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception as error:  # Garbled bytes make zipfile and NumPy raise errors of a dozen types.
-        if "allow_pickle" not in str(error):
-            raise unreadable from None
-        raise DataError(
-            f"{path} holds pickled Python objects, which could run code when read; save plain number or string arrays "
-            "with np.savez."
-        ) from None
+        return read_arrays(content)
+    except ValueError as error:
+        raise DataError(f"{path} {error}") from None
 
 
 def csr_from_arrays(arrays: dict[str, np.ndarray], path) -> Features:
@@ -316,6 +309,7 @@ def csr_from_arrays(arrays: dict[str, np.ndarray], path) -> Features:
             f"non-negative integer indices in {path}."
         )
     width = _width(arrays, indices, path)
+    _check_width(width, path)
     if indices.size and indices.max() >= width:
         raise DataError(f"Expected indices below {width} (the number of features) in {path}, got {indices.max()}.")
     if values_name == "counts":
@@ -339,10 +333,18 @@ def whole_number(arrays: dict[str, np.ndarray], name: str, path) -> int:
     return int(value.item())
 
 
+def _check_width(width: int, path) -> None:
+    """A few bytes may name any column, and training makes numbers for all columns below it."""
+    if width > MAX_COLUMNS:
+        raise DataError(
+            f"Expected at most {MAX_COLUMNS:,} features in {path}, got {width:,}; number or hash them more densely."
+        )
+
+
 def _width(arrays: dict[str, np.ndarray], indices: np.ndarray, path) -> int:
     if "num_features" in arrays:
         return whole_number(arrays, "num_features", path)
-    if "shape" in arrays and arrays["shape"].shape == (2,):
+    if "shape" in arrays and arrays["shape"].shape == (2,) and arrays["shape"].dtype.kind in "iu":
         return int(arrays["shape"][1])
     return int(indices.max()) + 1 if indices.size else 0
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
+from noisecast.files import MOST_TIMES, MOST_UNPACKED, is_bomb
 from noisecast.problems.datasets.dataset import DataError, first_repeated, listed
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -45,7 +46,7 @@ def read_bytes(path) -> bytes:
     try:
         content = path.read_bytes()
         if path.suffix.lower() == ".gz":
-            content = gzip.decompress(content)
+            content = _unzipped(content, path)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} is not a whole gzip file ({error}); fetch or compress it again.") from None
     except OSError as error:
@@ -53,6 +54,15 @@ def read_bytes(path) -> bytes:
     if not content.strip():
         raise DataError(f"{path} is empty.")
     return content
+
+
+def _unzipped(content: bytes, path: Path) -> bytes:
+    most = max(MOST_UNPACKED, MOST_TIMES * len(content))
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        unpacked = file.read(most + 1)
+    if len(unpacked) > most:
+        raise DataError(f"{path} unpacks to more than {most / 2**20:,.0f} MiB, {MOST_TIMES} times itself; unpack it.")
+    return unpacked
 
 
 def decode(content: bytes, source) -> str:
@@ -77,10 +87,19 @@ def read_table(path) -> pd.DataFrame:
     if file_suffix(path) != ".parquet":
         return read_csv(content, path, delimiter=DELIMITERS.get(file_suffix(path), ","))
     try:
-        table = pa_parquet.read_table(pa.BufferReader(content))
-        names = table.column_names
+        said = pa_parquet.read_metadata(pa.BufferReader(content))
+        too_large = is_bomb(8 * said.num_rows * said.num_columns, len(content))
+        table = None if too_large else pa_parquet.read_table(pa.BufferReader(content))
+        if table is not None:
+            table.validate(full=True)
     except Exception as error:  # Garbled bytes make Arrow raise errors of many types.
         raise DataError(f"{path} is not a readable Parquet file: {_first_line(error)}") from None
+    if table is None:
+        raise DataError(
+            f"{path} of {len(content):,} bytes says it holds {said.num_rows:,} rows of {said.num_columns} columns; if "
+            "that is meant, save it as CSV."
+        )
+    names = table.column_names
     _check_column_names(names, path)
     # The index that pandas wrote into the file is no measurement.
     table = table.drop_columns([name for name in names if re.fullmatch(r"__index_level_\d+__", name)])

@@ -1,0 +1,110 @@
+"""One run on a real task, with many canaries of which each was in the data by the toss of a coin.
+
+Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023). The canaries are rows of the task
+with a column of their own, half of them left out at random; after training the attacker looks at each column's weight,
+guesses "in" for the largest and "out" for the smallest, and abstains on the rest.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import scipy.sparse
+
+from noisecast import engines
+from noisecast.audit.bounds import lower_bound_of_guesses
+from noisecast.audit.verdict import Verdict
+from noisecast.optimizers import Optimizer
+from noisecast.privacy.accounting import calibrate_noise_multiplier, epsilon_spent
+from noisecast.privacy.mechanism import SampledGaussian
+from noisecast.privacy.noise import Purpose, RandomRoot, key_for
+from noisecast.privacy.sampling import Poisson
+from noisecast.problems.datasets import Dataset, bundled
+from noisecast.problems.linear import linear_model
+from noisecast.scenario import Scenario
+
+SIZE = 1e3  # of a canary's own feature: its gradient is that column, far above the clip norm
+SHARE_GUESSED = 0.2  # of the canaries; fixed beforehand, so that nothing is chosen from the scores
+
+
+def one_run_audit(
+    optimizer: Optimizer,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    root: RandomRoot,
+    num_canaries: int = 1000,
+    batch_size: int = 500,
+    num_steps: int = 200,
+    confidence: float = 0.999,
+    engine: str = "row_sparse",
+    noise_multiplier: float | None = None,
+) -> Verdict:
+    """Train once on scikit-learn's breast-cancer data (public) and `num_canaries` canaries, and guess which were in.
+
+    Args:
+      optimizer: with the learning rate of the task.   target_epsilon, target_delta: what the noise is calibrated to.
+      root: of all randomness, the coins included.
+      num_canaries: m; >= 10.   batch_size, num_steps: of the run, Poisson-sampled.
+      engine: "row_sparse" or "dense".
+      noise_multiplier: instead of the calibrated one.
+    Raises: ValueError: fewer canaries, or an engine that there is not.
+    """
+    if num_canaries < 10:
+        raise ValueError(f"Expected at least 10 canaries, got {num_canaries}.")
+    task, _ = bundled("breast-cancer")
+    rng = np.random.default_rng(np.frombuffer(key_for(Purpose.DATA, "canaries", root=root, repeat=0), np.uint32))
+    is_in = rng.random(num_canaries) < 0.5
+    problem = linear_model(_with_canaries(task, is_in, engine))
+    # The number of rows depends on the coins; the declared one does not.
+    declared = len(task.labels) + num_canaries // 2
+    mechanism = SampledGaussian(
+        noise_multiplier=noise_multiplier or 0.0,
+        l2_clip_norm=1.0,
+        sampler=Poisson.for_batch_size(batch_size, declared),
+    )
+    if noise_multiplier is None:
+        mechanism = calibrate_noise_multiplier(
+            mechanism, target_epsilon=target_epsilon, target_delta=target_delta, num_steps=num_steps
+        )
+    scenario = Scenario(
+        problem=problem, mechanism=mechanism, optimizer=_with_small_rate(optimizer), num_steps=num_steps,
+        target_delta=target_delta,
+    )  # fmt: skip
+    run = engines.start([scenario], repeats=[0], root=root)
+    run.advance(num_steps)
+    weights = run.params[0, 0, task.features.shape[1] : task.features.shape[1] + num_canaries]
+    guesses = int(SHARE_GUESSED * num_canaries / 2)
+    order = np.argsort(weights, kind="stable")
+    right = int((~is_in[order[:guesses]]).sum() + is_in[order[-guesses:]].sum())
+    spent = epsilon_spent(mechanism, num_steps=num_steps, target_delta=target_delta)
+    return Verdict(
+        what=f"{num_canaries} canaries in one run, q = {mechanism.sampling_probability:.3g}, {num_steps} steps",
+        optimizer=optimizer.name,
+        engine=engine,
+        epsilon=spent.epsilon,
+        bound=lower_bound_of_guesses(
+            right, 2 * guesses, num_canaries, delta=target_delta, confidence=confidence
+        ),
+        runs=1,
+        observer="parameters after the last step",
+    )
+
+
+def _with_small_rate(optimizer: Optimizer) -> Optimizer:
+    """A canary's logit is SIZE times its weight: small enough that it is clipped at every step, as at the first."""
+    return replace(optimizer, learning_rate=min(optimizer.learning_rate, 1e-6))  # pyright: ignore
+
+
+def _with_canaries(task: Dataset, is_in: np.ndarray, engine: str) -> Dataset:
+    """Rows of the task, then one row with label 1 for each canary that is in: a column of its own, and nothing else."""
+    if engine not in ("row_sparse", "dense"):
+        raise ValueError(f"Expected the engine row_sparse or dense, got {engine}.")
+    (present,) = np.nonzero(is_in)
+    canaries = scipy.sparse.csr_array(
+        (np.full(len(present), SIZE, np.float32), (np.arange(len(present)), present)),
+        shape=(len(present), len(is_in)),
+    )
+    features = scipy.sparse.block_diag([scipy.sparse.csr_array(task.features), canaries], format="csr")
+    labels = np.concatenate([np.asarray(task.labels), np.ones(len(present))]).astype(np.int32)
+    rows = scipy.sparse.csr_array(features, dtype=np.float32)
+    return Dataset(f"{task.name} with canaries", rows if engine == "row_sparse" else rows.toarray(), labels, ("0", "1"))

@@ -1,0 +1,124 @@
+"""`noisecast audit`: attack the mechanism, and set what the attack proves beside what the accountant proves."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, to_watcher, whole_number
+from noisecast.privacy.accounting import epsilon_text
+
+OptimizerName = Literal["dp-sgd", "dp-sign-sgd", "dp-adam"]
+EngineName = Literal["row_sparse", "dense", "simulate"]
+
+
+def audit(
+    file: Annotated[
+        Path | None, Parameter(help="A scenario file: audit its mechanisms instead, on the canary's problem.")
+    ] = None,
+    /,
+    *,
+    optimizer: Annotated[tuple[OptimizerName, ...], Parameter(help="Audit these alone.", negative=())] = (),
+    engine: Annotated[tuple[EngineName, ...], Parameter(help="Audit these alone.", negative=())] = (),
+    epsilon: Annotated[float, Parameter(help="Of every mechanism; its noise is calibrated to it.")] = 4.0,
+    delta: Annotated[float, Parameter(help="Delta that both bounds are stated at.")] = 1e-5,
+    runs: Annotated[
+        int | None, Parameter(converter=whole_number, help="On each of the two data sets. Default: what is cheap.")
+    ] = None,
+    confidence: Annotated[float, Parameter(help="Of each lower bound.")] = 0.999,
+    insecure_seed: Annotated[int | None, Parameter(help="Makes the audit reproducible.")] = None,
+    json: Json = False,
+) -> None:
+    """Attack the training engines, and compare the epsilon that an attack proves with the one that is accounted.
+
+    White box: two data sets that differ in a worst-case canary, trained many times, told apart by what was released.
+    One run: a thousand canaries in a real task. Null: one data set twice, where nothing may be found. The bounds are
+    lower ones: that they stay below the accounted epsilon refutes bugs, and proves nothing else.
+    """
+    verdicts = [_done(one, json) for one in _audits(file, optimizer, engine, epsilon, delta, runs, confidence, insecure_seed)]
+    if json:
+        print_json({"verdicts": [_as_json(verdict) for verdict in verdicts]})
+    else:
+        _print(verdicts, confidence)
+    found = [sentence for sentence in (verdict.contradiction() for verdict in verdicts) if sentence is not None]
+    if found:
+        more = f" {len(found) - 1} more of {len(verdicts)} audits contradict the accounting." if len(found) > 1 else ""
+        raise ValueError(found[0] + more)
+
+
+def _audits(
+    file: Path | None, optimizer, engine, epsilon, delta, runs, confidence, insecure_seed
+) -> Iterator[Callable[[], Any]]:
+    from noisecast.audit.standard import audits_of, standard_audits
+    from noisecast.optimizers import OPTIMIZERS
+    from noisecast.privacy.noise import RandomRoot
+    from noisecast.scenario_file import read_scenario_file
+
+    if not 0 < confidence < 1:
+        raise ValueError(f"Expected 0 < --confidence < 1, got {confidence}.")
+    if runs is not None and runs < 100:
+        raise ValueError(f"Expected --runs >= 100, got {runs}: with fewer no attack proves anything.")
+    root = RandomRoot.from_os_entropy() if insecure_seed is None else RandomRoot.from_insecure_seed(insecure_seed)
+    kinds = [kind for kind in OPTIMIZERS if not optimizer or kind.name.lower().replace("signsgd", "sign-sgd") in optimizer]
+    engines = engine or ("row_sparse", "dense", "simulate")
+    if file is None:
+        yield from standard_audits(
+            target_epsilon=epsilon, target_delta=delta, root=root, runs=runs, confidence=confidence,
+            optimizers=kinds, engines=engines,
+        )  # fmt: skip
+        return
+    for scenario in read_scenario_file(file).scenarios:
+        if type(scenario.optimizer) in kinds:
+            yield from audits_of(scenario, root=root, runs=runs, confidence=confidence, engines=engines)
+
+
+def _done(one: Callable[[], Any], quiet: bool) -> Any:
+    verdict = one()
+    if not quiet:
+        to_watcher().print(
+            f"{verdict.optimizer}, {verdict.engine}, {verdict.what}: {verdict.bound.epsilon:.3f} <= {verdict.epsilon:.3f}"
+            if verdict.is_consistent
+            else f"{verdict.optimizer}, {verdict.engine}, {verdict.what}: CONTRADICTION",
+            soft_wrap=True,
+        )
+    return verdict
+
+
+def _print(verdicts: list[Any], confidence: float) -> None:
+    table = Table(
+        title=f"Audited: lower bounds on epsilon, each with confidence {confidence:.4%}",
+        caption="A lower bound of 0 proves nothing in either direction; the accounted epsilon is an upper bound.",
+        **TABLE_STYLE,
+    )
+    for header in ("optimizer", "engine", "what", "runs", "proved ≥", "accounted ≤", "verdict"):
+        table.add_column(header, justify="right" if header in ("runs", "proved ≥", "accounted ≤") else "left")
+    for verdict in verdicts:
+        table.add_row(
+            verdict.optimizer,
+            verdict.engine,
+            verdict.what,
+            f"{verdict.runs:,}",
+            # Towards 0: a lower bound that is shown is never above the one that is proved.
+            number(int(verdict.bound.epsilon * 1000) / 1000, 4),
+            epsilon_text(verdict.epsilon),
+            "consistent" if verdict.is_consistent else "CONTRADICTED",
+        )
+    to_reader().print(table)
+
+
+def _as_json(verdict: Any) -> dict[str, Any]:
+    return {
+        "optimizer": verdict.optimizer,
+        "engine": verdict.engine,
+        "what": verdict.what,
+        "observer": verdict.observer,
+        "runs": verdict.runs,
+        "lower_bound": verdict.bound.epsilon,
+        "epsilon": verdict.epsilon,
+        "delta": verdict.bound.delta,
+        "confidence": verdict.bound.confidence,
+        "rule": verdict.bound.rule,
+        "is_consistent": verdict.is_consistent,
+    }
