@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test test-all check bench docs clean
+.PHONY: venv demo test test-all check bench docs mutants clean
 
 venv: $(READY)
 
@@ -34,6 +34,10 @@ docs: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# Planted bugs, and which check sees each.
+mutants: $(READY)
+	$(BIN)/python -m mutants
 
 clean:
 	rm -rf $(VENV) docs/_build .pytest_cache .ruff_cache noisecast-demo

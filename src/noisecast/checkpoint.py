@@ -4,6 +4,7 @@ It holds the secret that the noise is made of: whoever reads it can take the noi
 alone, never part of a model directory, and deleted when the run is done.
 """
 
+import glob
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,13 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     arrays |= {f"state_{name}": array for name, array in checkpoint.state.items()}
     with written_whole(path, secret=True) as temporary, open(temporary, "wb") as file:
         np.savez(file, **arrays)
+
+
+def remove_checkpoint(path: str | Path) -> None:
+    """Remove it, and what a killed writer left half-written beside it: that holds the secret as well."""
+    path = Path(path)
+    for file in (path, *path.parent.glob(f".{glob.escape(path.name)}.*{glob.escape(path.suffix)}")):
+        file.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from noisecast import engines
-from noisecast.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from noisecast.checkpoint import Checkpoint, load_checkpoint, remove_checkpoint, save_checkpoint
 from noisecast.ledger import Account
 from noisecast.privacy.noise import RandomRoot
 from noisecast.scenario import Scenario
@@ -109,7 +109,7 @@ def train(
             save_checkpoint(path, Checkpoint(scenario.id, run.root, run.engine.state()))
         save(model)
         if path is not None:
-            path.unlink(missing_ok=True)
+            remove_checkpoint(path)
     return model
 
 

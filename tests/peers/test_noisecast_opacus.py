@@ -171,10 +171,22 @@ def test_the_mechanism_is_what_make_private_was_asked_for():
     assert mechanism.adjacency == nc.Adjacency.ADD_OR_REMOVE_ONE
     _, _, summed, loader = private(toy(), loss_reduction="sum")
     assert mechanism_of(summed, loader).expected_batch_size == 1
-    _, _, layered, loader = private(toy(), clipping="per_layer", max_grad_norm=[0.3, 0.4, 0.0001, 1.2])
-    assert mechanism_of(layered, loader).l2_clip_norm == pytest.approx(1.3, rel=1e-4)
-    _, _, ghost, loader = private(toy(), grad_sample_mode="ghost")
-    assert mechanism_of(ghost, loader) == mechanism
+
+
+@pytest.mark.parametrize(
+    "kind", [{"clipping": "per_layer", "max_grad_norm": [0.3, 0.4, 0.0001, 1.2]}, {"grad_sample_mode": "ghost"}]
+)
+def test_a_clip_norm_that_is_kept_twice_is_refused(kind):
+    """A scheduler changes the one that scales the noise and not the one that clips: epsilon would be far too small."""
+    _, _, optimizer, loader = private(toy(), **kind)
+    with pytest.raises(ValueError, match="of which noisecast has no proof"):
+        mechanism_of(optimizer, loader)
+
+
+def test_an_engine_that_counted_nothing_is_no_proof_that_nothing_was_spent():
+    engine, _, optimizer, loader = private(toy())
+    with pytest.raises(ValueError, match="Expected an engine that has counted steps, got none"):
+        privacy_spent(engine, optimizer, loader, target_delta=1e-5)
 
 
 @pytest.mark.parametrize("scale, passes", [(1.0, True), (0.97, False), (1.03, False)])

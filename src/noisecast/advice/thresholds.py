@@ -55,11 +55,11 @@ def thresholds(by_epsilon: Mapping[float, Sequence[Prediction]]) -> tuple[Thresh
 
 
 def lead(better: Prediction, other: Prediction) -> float:
-    """By which share of the other's value the first is better; inf where only the first is to be relied upon."""
+    """By which share of the first's value the other is worse; inf where only the first is to be relied upon."""
     (rank, value), (other_rank, worse) = better.outcome.order, other.outcome.order
     if rank != other_rank or not (math.isfinite(value) and math.isfinite(worse)):
         return math.inf if (rank, value) <= (other_rank, worse) else -math.inf
-    return (worse - value) / abs(worse) if worse else 0.0
+    return (worse - value) / abs(value) if value else math.inf if worse > value else 0.0
 
 
 def _by_name(found: Sequence[Prediction]) -> dict[str, Prediction]:

@@ -4,7 +4,7 @@ Two ways. Many runs of two data sets: an (epsilon, delta)-private mechanism obey
 P(D) <= e^epsilon P(D') + delta and the same with D and D' changed (`lower_bound_of_scores`). One run with many
 canaries: how many right guesses such a mechanism can let through (`lower_bound_of_guesses`).
 
-Nothing here is a point estimate: of two equal distributions the bound is 0, but for a share 1 - confidence of all tries.
+Nothing here is a point estimate: of two equal distributions the bound is 0, but in a share 1 - confidence of tries.
 """
 
 import math
@@ -47,7 +47,8 @@ def lower_bound_of_scores(
     Raises: ValueError: fewer than 4 runs, or scores that are not finite.
 
     >>> rng = np.random.default_rng(0)
-    >>> found = lower_bound_of_scores(rng.normal(1.0, size=20_000), rng.normal(size=20_000), delta=1e-5, confidence=0.999)
+    >>> with_it, without = rng.normal(1.0, size=20_000), rng.normal(size=20_000)
+    >>> found = lower_bound_of_scores(with_it, without, delta=1e-5, confidence=0.999)
     >>> 1.6 < found.epsilon < 4.38                                    # a Gaussian mechanism of noise multiplier 1
     True
     >>> lower_bound_of_scores(rng.normal(size=999), rng.normal(size=999), delta=1e-5, confidence=0.999).epsilon
@@ -66,8 +67,10 @@ def lower_bound_of_scores(
     return LowerBound(max(0.0, float(epsilon)), delta, confidence, rule)
 
 
-def lower_bound_of_guesses(num_right: int, num_guesses: int, num_canaries: int, *, delta: float, confidence: float):
-    """The smallest epsilon that one run's right guesses do not refute (Steinke, Nasr, Jagielski, NeurIPS 2023, Thm 5.2).
+def lower_bound_of_guesses(
+    num_right: int, num_guesses: int, num_canaries: int, *, delta: float, confidence: float
+) -> LowerBound:
+    """The smallest epsilon that the right guesses of one run do not refute (Steinke, Nasr, Jagielski, NeurIPS 2023).
 
     Each of m canaries was in the data with probability 1/2; the attacker guessed r of them and v guesses were right.
     For an (epsilon, delta)-private algorithm, with W ~ Binomial(r, e^epsilon / (1 + e^epsilon)),
@@ -123,7 +126,7 @@ def clopper_pearson(counts: ArrayLike, trials: int, *, miss: float) -> tuple[NDA
 
 
 def _best_rule(inside: NDArray, outside: NDArray, delta: float, confidence: float) -> tuple[float, bool] | None:
-    """The threshold, and whether scores from there on (or those below) are the event; None if no rule proves a thing."""
+    """The threshold, and whether scores from there on (or those below) are the event; None if no rule proves any."""
     values = np.unique(np.concatenate([inside, outside]))
     if len(values) > MOST_THRESHOLDS:  # tails and middle alike: the best rule is often a rare event
         shares = stats.norm.cdf(np.linspace(-3.2, 3.2, MOST_THRESHOLDS))

@@ -51,7 +51,7 @@ def one_run_audit(
     """
     if num_canaries < 10:
         raise ValueError(f"Expected at least 10 canaries, got {num_canaries}.")
-    task, _ = bundled("breast-cancer")
+    task, _ = bundled("breast_cancer")
     rng = np.random.default_rng(np.frombuffer(key_for(Purpose.DATA, "canaries", root=root, repeat=0), np.uint32))
     is_in = rng.random(num_canaries) < 0.5
     problem = linear_model(_with_canaries(task, is_in, engine))
@@ -82,9 +82,7 @@ def one_run_audit(
         optimizer=optimizer.name,
         engine=engine,
         epsilon=spent.epsilon,
-        bound=lower_bound_of_guesses(
-            right, 2 * guesses, num_canaries, delta=target_delta, confidence=confidence
-        ),
+        bound=lower_bound_of_guesses(right, 2 * guesses, num_canaries, delta=target_delta, confidence=confidence),
         runs=1,
         observer="parameters after the last step",
     )

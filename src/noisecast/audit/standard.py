@@ -1,4 +1,4 @@
-"""The audits that `noisecast audit` makes unasked: every sampler, optimizer and engine, and one that must find nothing."""
+"""The audits that `noisecast audit` makes unasked: every sampler, optimizer and engine, and null ones."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial

@@ -19,7 +19,7 @@ from noisecast.privacy.sampling import Shuffled, Stream
 from noisecast.scenario import Scenario
 
 LANES = 512  # runs side by side, where they cannot share what must be independent
-RUNS, SAMPLED_RUNS = 50_000, 1_000  # by default; sampled batches are drawn anew for every run
+RUNS, SAMPLED_RUNS = 30_000, 1_000  # by default; sampled batches are drawn anew for every run
 MOST_LOOKS = 64  # an observer of every step of long runs would cost more than it sees
 REPEATS_AT_ONCE = 500
 
@@ -107,8 +107,10 @@ def _observations(scenario: Scenario, looks: list[int], runs: int, first: int, r
             path.append(along_canary(run.params, scenario))
         found.append(np.diff(np.stack(path, axis=-1), axis=-1).reshape(-1, len(looks)))
     moves = np.concatenate(found)[:runs] / _unit(scenario)
-    is_path = isinstance(scenario.optimizer, DPAdam) and len(looks) == scenario.num_steps
-    return _without_momentum(moves, scenario.optimizer.b1) if is_path else moves
+    optimizer = scenario.optimizer
+    if isinstance(optimizer, DPAdam) and len(looks) == scenario.num_steps:
+        return _without_momentum(moves, optimizer.b1)
+    return moves
 
 
 def _without_momentum(moves: np.ndarray, b1: float) -> np.ndarray:

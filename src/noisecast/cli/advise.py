@@ -55,6 +55,7 @@ def advise(
     json: Json = False,
 ) -> None:
     """Which optimizer, learning rate, clip norm and batch size at each budget, and what keeping yours would cost."""
+    _check_ways(scenario, numbers, private_probe, epsilon, (keep, same_batches, public, output, settings))
     if numbers is not None:
         from noisecast.cli.advise_numbers import advise_numbers
 
@@ -66,8 +67,9 @@ def advise(
     if private_probe is not None:
         if not 0 < private_probe < math.inf:
             raise ValueError(f"Expected a finite --private-probe > 0, got {private_probe}.")
-        from noisecast.cli.advise_probe import advise_probe
+        from noisecast.cli.advise_probe import advise_probe, check_public_shape
 
+        check_public_shape(scenario)
         advise_probe(_tuned(scenario), budgets, private_probe, json)
         return
     _advise(scenario, budgets, keep, same_batches, public, output, settings, json)
@@ -109,6 +111,17 @@ def _advise(
 
 
 # --- What is asked ---------------------------------------------------------------------------------------------------
+
+
+def _check_ways(scenario: Path | None, numbers: Path | None, probe: float | None, epsilon: Any, others: tuple) -> None:
+    """An option that would not be looked at is refused: silence would be taken for obedience."""
+    if numbers is not None and (scenario is not None or probe is not None or epsilon or any(others)):
+        raise ValueError("Expected --numbers alone (or with --json): its file holds the budgets; leave out the rest.")
+    if probe is not None and any(others):
+        raise ValueError(
+            "Expected --private-probe with a scenario file, --epsilon and --json alone: it forecasts nothing, and what "
+            "it spends would be wasted on --public data; leave out the rest."
+        )
 
 
 def _budgets(given: Sequence[str] | None) -> list[float]:

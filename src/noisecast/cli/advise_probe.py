@@ -1,7 +1,9 @@
 """`noisecast advise --private-probe`: a look at the private data that is paid for, and advice fed with it."""
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +17,8 @@ from noisecast.cli.output import TABLE_STYLE, number, print_json, to_reader
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.scenario import Scenario
 
+NOT_COVERED = "Not covered: the number of records, which sets the sampling probability and was taken as public."
+
 
 @dataclass(frozen=True)
 class BudgetLeft:
@@ -23,6 +27,29 @@ class BudgetLeft:
     target_epsilon: float
     noise_multiplier: float
     without_probe: float
+
+
+def check_public_shape(file: Path) -> None:
+    """Refuse a probe where one record can change what the others' gradients are.
+
+    The classes and the vocabulary that are read off a private file are such: a record with a new label makes a logistic
+    model a softmax model, and moves every count. The file itself has been understood or is refused later.
+
+    Raises: ValueError, one sentence.
+    """
+    try:
+        problem = tomllib.loads(file.read_text(encoding="utf-8")).get("problem", {})
+    except (OSError, ValueError):
+        return  # its reader has a better sentence
+    if not isinstance(problem, dict) or problem.get("kind") != "file":
+        return
+    needed = ["label_names"] + (["vocabulary"] if "text" in problem else [])
+    missing = [name for name in needed if name not in problem]
+    if missing:
+        raise ValueError(
+            f"Expected a public {' and a public '.join(missing)} in [problem] for a private probe, got none: read off "
+            "the private file, they let one record change the counts of all others; write them into files of their own."
+        )
 
 
 def advise_probe(
@@ -51,11 +78,9 @@ def advise_probe(
         target_delta=first.target_delta,
         l2_clip_norms=[each.mechanism.l2_clip_norm for each in tuned],
     )
-    numbers = _numbers(tuned, probe)
-    advice = advise_from_numbers(numbers, target_epsilons)
-    alone = _numbers(tuned)
+    advice = advise_from_numbers(_numbers(tuned, probe), target_epsilons)
     left = [
-        BudgetLeft(each.target_epsilon, each.noise_multiplier, alone.noise_multiplier(each.target_epsilon))
+        BudgetLeft(each.target_epsilon, each.noise_multiplier, numbers.noise_multiplier(each.target_epsilon))
         for each in advice.epsilons
     ]
     if json:
@@ -112,6 +137,7 @@ def _probe_as_json(probe: ProbeResult, tuned: Sequence[Scenario]) -> dict[str, A
         "epsilon": probe.epsilon,
         "target_delta": probe.target_delta,
         "statement": probe.sentence(),
+        "not_covered": NOT_COVERED,
         "edges": probe.edges,
         "noisy_counts": probe.noisy_counts,
         "noise_std": probe.noise_std,
@@ -122,11 +148,11 @@ def _probe_as_json(probe: ProbeResult, tuned: Sequence[Scenario]) -> dict[str, A
 
 
 def _print_probe(console: Console, probe: ProbeResult, tuned: Sequence[Scenario]) -> None:
-    console.print(probe.sentence())
+    console.print(f"{probe.sentence()} {NOT_COVERED}")
     table = Table(
         title="Norms of per-example gradients at the public start, by noisy counts",
-        caption=f"each count has noise of std {number(probe.noise_std)} records; shares are of the declared "
-        f"{number(probe.num_examples)} examples; between: two standard errors of that noise",
+        caption=f"each count has noise of std {number(probe.noise_std)} records; shares are of "
+        f"{number(probe.num_examples)} examples, taken as public; between: two standard errors of the noise",
         **TABLE_STYLE,
     )
     for name in ("share of norms below", "norm", "between"):

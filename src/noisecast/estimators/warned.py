@@ -3,8 +3,15 @@
 import sys
 import warnings
 
-SEARCHES = ("sklearn.model_selection._validation", "sklearn.model_selection._search")
-IN_A_SEARCH = "The other fits of the scikit-learn search or cross-validation that this one was part of."
+# Parts of scikit-learn that fit one estimator many times on the same rows.
+SEVERAL_FITS = tuple(
+    f"sklearn.{part}"
+    for part in (
+        "model_selection", "multiclass", "multioutput", "ensemble", "calibration", "semi_supervised",
+        "feature_selection", "inspection",
+    )
+)  # fmt: skip
+IN_A_SEARCH = "The other fits of the scikit-learn search, cross-validation or meta-estimator that this one was part of."
 
 
 class PrivacyWarning(UserWarning):
@@ -16,10 +23,10 @@ def warn(sentence: str) -> None:
 
 
 def is_in_a_search() -> bool:
-    """Whether scikit-learn's cross-validation or a search is what calls: it fits many models on the same rows."""
+    """Whether a search, cross-validation or meta-estimator of scikit-learn is what calls: it fits many models."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__") in SEARCHES:
+        if str(frame.f_globals.get("__name__")).startswith(SEVERAL_FITS):
             return True
         frame = frame.f_back
     return False
@@ -27,7 +34,8 @@ def is_in_a_search() -> bool:
 
 def warn_of_a_search(target_epsilon: float) -> None:
     warn(
-        f"Each fit of a search or cross-validation releases a model of its own at epsilon {target_epsilon:g}, and "
-        "scores are computed without noise: epsilon covers neither. k fits cost at most k times that epsilon "
-        "and delta (noisecast.composed_epsilon is tighter). Search on public data, or choose with noisecast.select."
+        "Each fit of a search, cross-validation or meta-estimator releases a model of its own at epsilon "
+        f"{target_epsilon:g}, and scores are computed without noise: epsilon covers neither. k fits cost at most k "
+        "times that epsilon and delta (noisecast.composed_epsilon is tighter). Search on public data, or choose with "
+        "noisecast.select."
     )

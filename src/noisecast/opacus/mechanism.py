@@ -6,20 +6,13 @@ from typing import Any
 import opacus  # pyright: ignore[reportMissingImports]
 import torch  # pyright: ignore[reportMissingImports]
 from opacus.data_loader import DPDataLoader  # pyright: ignore[reportMissingImports]
-from opacus.optimizers import (  # pyright: ignore[reportMissingImports]
-    DPOptimizer,
-    DPOptimizerFastGradientClipping,
-    DPPerLayerOptimizer,
-)
+from opacus.optimizers import DPOptimizer  # pyright: ignore[reportMissingImports]
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler  # pyright: ignore[reportMissingImports]
 
 from noisecast.privacy.accounting import PrivacySpent, epsilon_spent
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson
 
-# Those whose every step is a sum of gradients clipped to a constant, plus Gaussian noise. Exactly these: a subclass may
-# do anything, as adaptive clipping does.
-_KNOWN_OPTIMIZERS = (DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer)
 _BITS_OF_RAND = {torch.float32: 24, torch.float64: 53}
 
 
@@ -32,12 +25,13 @@ def mechanism_of(optimizer: Any, data_loader: Any) -> SampledGaussian:
     number n of records, so n must be public. Neighbours differ by adding or removing one record.
 
     Args:
-      optimizer: the DPOptimizer (flat, ghost or per-layer clipping).
+      optimizer: the DPOptimizer of flat clipping. Ghost and per-layer clipping keep their clip norm in a second place,
+        which may differ from the one that the noise is scaled by.
       data_loader: the DPDataLoader of the same call, not one wrapped by BatchMemoryManager.
     Raises:
       TypeError: for something else than these.
-      ValueError: for batches that are not Poisson-sampled (`poisson_sampling=False`), distributed runs, clipping whose
-        noise is not one constant, gradients that are accumulated, and a pair that does not belong together.
+      ValueError: for batches that are not Poisson-sampled (`poisson_sampling=False`), distributed runs, other clipping
+        than flat, and a pair that does not belong together.
 
     >>> data = torch.utils.data.TensorDataset(torch.randn(100, 3), torch.randn(100, 1))
     >>> module, loader = torch.nn.Linear(3, 1), torch.utils.data.DataLoader(data, batch_size=10)
@@ -50,10 +44,11 @@ def mechanism_of(optimizer: Any, data_loader: Any) -> SampledGaussian:
     """
     if not isinstance(optimizer, DPOptimizer):
         raise TypeError(f"Expected the optimizer that make_private returned, got {type(optimizer).__name__}.")
-    if type(optimizer) not in _KNOWN_OPTIMIZERS:
+    if type(optimizer) is not DPOptimizer:  # exactly this: a subclass may do anything, as adaptive clipping does
         raise ValueError(
             f"Expected an optimizer with one clip norm and one noise on one device, got {type(optimizer).__name__}, of "
-            "which noisecast has no proof; make_private with clipping='flat' on one process has one."
+            "which noisecast has no proof; make_private with clipping='flat', grad_sample_mode='hooks' on one process "
+            "has one."
         )
     probability = _sampling_probability(data_loader)
     batch_size = _normaliser(optimizer, data_loader)
@@ -91,7 +86,8 @@ def privacy_spent(
 
     Args:
       privacy_engine, optimizer, data_loader: of one `make_private`.   target_delta: 0 < delta < 1.
-    Raises: ValueError where `mechanism_of` does, and when noise or sampling changed during the run.
+    Raises: ValueError where `mechanism_of` does, when noise or sampling changed during the run, and when no step was
+      counted.
     """
     mechanism = mechanism_of(optimizer, data_loader)
     history = list(privacy_engine.accountant.history)
@@ -101,7 +97,10 @@ def privacy_spent(
             "stretches; account each with mechanism_of and compose them."
         )
     if not history:
-        return epsilon_spent(mechanism, num_steps=0, target_delta=target_delta)
+        raise ValueError(
+            "Expected an engine that has counted steps, got none: if steps were taken, its step hook was replaced and "
+            "nothing is known of them."
+        )
     noise_multiplier, sample_rate, num_steps = history[0]
     if noise_multiplier != optimizer.noise_multiplier or sample_rate != 1 / len(data_loader):
         raise ValueError(

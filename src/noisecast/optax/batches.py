@@ -1,5 +1,6 @@
 """Batches for a loop of one's own, drawn by the mechanism's sampler."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,11 @@ def private_batches(
         raise ValueError(f"Expected a sampler of a data set, got {sampler}; use Poisson, FixedSize or Shuffled.")
     if not (isinstance(key, bytes) and len(key) == 32):
         raise TypeError("Expected key to be 32 bytes; use os.urandom(32), another than the noise's.")
+    if not math.isclose(sampler.num_examples, num_examples, rel_tol=1e-3, abs_tol=1):
+        raise ValueError(
+            f"Expected num_examples near the sampler's own {sampler.num_examples:g} (B/q), got {num_examples}; the sum "
+            "would be divided by a batch size of other data."
+        )
     return _draw(sampler, key, num_steps, num_examples)
 
 

@@ -44,7 +44,10 @@ def advance_covariance(
     array([[0.375]])
     """
     root = np.sqrt(np.maximum(gain, SMALLEST_GAIN * gain.max()))
-    eigenvalues, basis = np.linalg.eigh(root[:, None] * jacobian * root)
+    response = root[:, None] * jacobian * root
+    if not np.isfinite(response).all():  # beyond float64: the run diverges
+        return np.full_like(covariance, np.nan)
+    eigenvalues, basis = np.linalg.eigh(response)
     into, back = basis.T / root, root[:, None] * basis
     x = np.minimum(learning_rate * eigenvalues, most)
     fading = x[:, None] + x - np.outer(x, x)  # 1 - r_ab

@@ -1,0 +1,1 @@
+"""Hostile input: every file that noisecast reads back, garbled on purpose. `python -m fuzz --help`."""

@@ -1,0 +1,130 @@
+"""The audits themselves: every sampler, optimizer and engine; and the command."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from noisecast import DPSGD, FixedSize, Poisson, SampledGaussian, Shuffled, Stream, engines
+from noisecast.audit import canary, one_run_audit, white_box_audit
+from noisecast.audit.standard import standard_audits
+from noisecast.optimizers import OPTIMIZERS
+from noisecast.privacy.mechanism import Adjacency
+from noisecast.privacy.noise import RandomRoot
+
+ROOT = RandomRoot.from_insecure_seed(20261121)
+REPLACE = Adjacency.REPLACE_ONE
+
+
+def gaussian(sampler, adjacency=Adjacency.ADD_OR_REMOVE_ONE, z=1.0, clip=1.0) -> SampledGaussian:
+    return SampledGaussian(noise_multiplier=z, l2_clip_norm=clip, sampler=sampler, adjacency=adjacency)
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("engine", ["row_sparse", "dense", "simulate"])
+def test_the_canary_is_one_direction_of_the_clips_length_at_every_step(engine, clip):
+    """Next to no noise: 3 steps move the parameters by 3 C along u with it, by 0 or -3 C without, and nowhere else."""
+    for adjacency, without in ((Adjacency.ADD_OR_REMOVE_ONE, 0.0), (REPLACE, -1.0)):
+        sampler = Stream(1) if engine == "simulate" else Shuffled(2, 2)
+        steps = 1 if engine == "simulate" else 3
+        pair = canary.pair(gaussian(sampler, adjacency, z=1e-6, clip=clip), DPSGD(learning_rate=1.0), engine, steps)
+        for scenario, expected in zip(pair, (1.0, without)):
+            run = engines.start([scenario], repeats=[0], root=ROOT)
+            run.advance(steps)
+            along = canary.along_canary(run.params, scenario)[0, 0]
+            unit = steps * scenario.optimizer.learning_rate * clip / sampler.expected_batch_size
+            np.testing.assert_allclose(along / unit, expected, atol=1e-4)
+
+
+def test_a_null_audit_proves_nothing():
+    found = white_box_audit(
+        gaussian(Shuffled(2, 2)), DPSGD(learning_rate=1.0), engine="row_sparse", num_steps=2, target_delta=1e-5,
+        root=ROOT, runs=4096, with_canary=False,
+    )  # fmt: skip
+    assert (found.bound.epsilon, found.epsilon, found.contradiction()) == (0.0, 0.0, None)
+
+
+def test_too_large_a_lower_bound_contradicts_in_a_sentence():
+    honest = white_box_audit(
+        gaussian(Shuffled(2, 2), z=0.5), DPSGD(learning_rate=1.0), engine="row_sparse", num_steps=1, target_delta=0.1,
+        root=ROOT, runs=4096,
+    )  # fmt: skip
+    assert honest.is_consistent
+    lying = type(honest)(**vars(honest) | {"epsilon": honest.bound.epsilon / 2})
+    assert "do not release a model" in (lying.contradiction() or "")
+
+
+def test_what_cannot_be_audited_is_refused():
+    settings = {"num_steps": 1, "target_delta": 1e-5, "root": ROOT}
+    for mechanism, engine, words in [
+        (gaussian(Shuffled(2, 2)), "fast", "an engine among"),
+        (gaussian(Shuffled(2, 2)), "simulate", "engine simulate for a stream"),
+        (gaussian(Shuffled(2, 2), z=0.0), "dense", "noise to audit"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            white_box_audit(mechanism, DPSGD(learning_rate=1.0), engine=engine, **settings)
+    with pytest.raises(ValueError, match="at least 10 canaries"):
+        one_run_audit(DPSGD(learning_rate=1.0), target_epsilon=1.0, target_delta=1e-5, root=ROOT, num_canaries=3)
+
+
+def test_one_run_stays_below_and_sees_the_canaries_when_there_is_little_noise():
+    common = {"target_epsilon": 1.0, "target_delta": 1e-5, "root": ROOT, "num_canaries": 400, "num_steps": 60}
+    little = one_run_audit(DPSGD(learning_rate=1.0), **common, noise_multiplier=0.4)
+    much = one_run_audit(DPSGD(learning_rate=1.0), **common, noise_multiplier=20.0)
+    assert 1.0 < little.bound.epsilon <= little.epsilon
+    assert much.bound.epsilon <= much.epsilon
+
+
+def test_standard_audits_are_of_every_sampler_optimizer_and_engine():
+    audits = list(standard_audits(target_epsilon=4.0, target_delta=1e-3, root=ROOT))
+    assert len(audits) == 2 + 5 * 2 * 3 + 3 + 1 + 2 * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("engine", ["row_sparse", "dense"])
+@pytest.mark.parametrize(
+    "sampler, adjacency, num_steps",
+    [
+        (Poisson(1.0, 2), Adjacency.ADD_OR_REMOVE_ONE, 2),
+        (Shuffled(2, 2), REPLACE, 2),
+        (Poisson(0.5, 2), Adjacency.ADD_OR_REMOVE_ONE, 2),
+        (Poisson(0.5, 2), REPLACE, 2),
+        (FixedSize(2, 16), REPLACE, 3),
+        (Shuffled(2, 4), Adjacency.ADD_OR_REMOVE_ONE, 4),
+    ],
+)
+def test_no_attack_beats_the_accountant(sampler, adjacency, num_steps, engine, optimizer):
+    mechanism = gaussian(sampler, adjacency, z=1.2 * (2 if adjacency == REPLACE else 1))
+    found = white_box_audit(
+        mechanism, optimizer(learning_rate=1.0), engine=engine, num_steps=num_steps, target_delta=1e-3, root=ROOT
+    )
+    print(f"{found.optimizer}, {engine}, {found.what}: {found.bound.epsilon:.3f} <= {found.epsilon:.3f}")
+    assert found.is_consistent
+    if mechanism.sampling_probability == 1:
+        assert found.bound.epsilon >= found.epsilon / 3
+
+
+def noisecast(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "noisecast", "audit", *arguments], capture_output=True, text=True)
+
+
+def test_the_command_audits_a_scenario_file(tmp_path):
+    path = tmp_path / "scenario.toml"
+    path.write_text(
+        'num_steps = 2\ntarget_delta = 0.01\n[problem]\nkind = "bundled"\nname = "iris"\n'
+        '[mechanism]\nnoise_multiplier = 2.0\nl2_clip_norm = 0.5\nbatch_size = 120\nsampler = "shuffled"\n'
+        '[[optimizer]]\nname = "dp-sgd"\nlearning_rate = 0.1\n'
+    )
+    done = noisecast(str(path), "--engine", "row_sparse", "--runs", "1000", "--insecure-seed", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    (verdict,) = json.loads(done.stdout)["verdicts"]
+    assert verdict["is_consistent"] and 0 <= verdict["lower_bound"] <= verdict["epsilon"]
+
+
+def test_the_command_refuses_in_one_sentence():
+    for arguments, words in [(["--runs", "3"], "--runs >= 100"), (["--confidence", "1"], "--confidence < 1")]:
+        done = noisecast(*arguments)
+        assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1

@@ -1,0 +1,315 @@
+"""Files of strangers: a result, or one sentence. No traceback, no hang, no code run, no memory beyond the file's own.
+
+The same targets that `python -m fuzz` runs for hours, for a second each; and what fuzzing would hardly ever find.
+"""
+
+import contextlib
+import gzip
+import io
+import json
+import pickle
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))
+import noisecast
+from fuzz.mutate import mutated
+from fuzz.targets import CSV, TARGETS
+from noisecast import SampledGaussian, Stream
+from noisecast.checkpoint import load_checkpoint
+from noisecast.cli import main
+from noisecast.files import MOST_UNPACKED, read_arrays
+from noisecast.ledger import PrivacyLedger
+from noisecast.model_dir import load_model
+from noisecast.problems.datasets import DataError, load_file, read_bounds, tables
+
+SOURCES = sorted(Path(noisecast.__file__).parent.rglob("*.py"))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_garbled_files_are_read_or_refused(name, tmp_path):
+    target, rng = TARGETS[name], random.Random(900_300)
+    seeds = target.seeds()
+    for seed in seeds:
+        target.run(seed, tmp_path)
+    for content in (b"", b"\0", b"\xff\xfe", b"\n" * 1000, seeds[0][:-1], seeds[0] * 2):
+        target.run(content, tmp_path)
+    until, count = time.monotonic() + 1.0, 0
+    while time.monotonic() < until and count < 500:
+        target.run(mutated(rng, seeds, target.words), tmp_path)
+        count += 1
+    assert count > 5
+
+
+def test_a_reader_that_does_not_refuse_is_seen(tmp_path):
+    """The control: what raises another error, or says two lines, does not pass for a refusal."""
+
+    def careless(path: Path) -> None:
+        if path.read_bytes():
+            raise KeyError("a bug")
+
+    target = TARGETS["csv"]
+    with pytest.raises(KeyError):
+        replace(target, read=careless).run(CSV, tmp_path)
+
+    def talkative(path: Path) -> None:
+        raise ValueError("one\ntwo")
+
+    with pytest.raises(AssertionError, match="Expected one line"):
+        replace(target, read=talkative).run(CSV, tmp_path)
+
+
+# --- Nothing that is read back can run code ---------------------------------------------------------------------------
+
+
+def test_nothing_reads_pickles_but_processes_that_belong_together():
+    """Workers of one sweep send each other pickles through pipes of their own; no file is ever read as one."""
+    dangerous = r"allow_pickle=True|pickle\.loads?\(|joblib|marshal|shelve|\beval\(|\bexec\(|torch\.load|yaml\.load\("
+    found = {path.name for path in SOURCES if re.search(dangerous, path.read_text(encoding="utf-8"))}
+    assert found == {"worker.py", "workers.py"}
+    assert all(
+        "np.load(" not in (text := p.read_text(encoding="utf-8")) or "allow_pickle=False" in text for p in SOURCES
+    )
+
+
+class _Evil:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.fixture
+def trap(tmp_path):
+    path = tmp_path / "code was run"
+    yield path
+    assert not path.exists()
+
+
+def test_a_pickled_array_runs_no_code(tmp_path, trap):
+    evil = np.array([_Evil(trap)], dtype=object)
+    buffer = io.BytesIO()
+    np.savez(buffer, X=evil, scenario=evil, params=evil, y=np.array([1]))
+    np.load(io.BytesIO(buffer.getvalue()), allow_pickle=True)["X"]
+    assert trap.exists(), "the trap works"
+    trap.unlink()
+    (tmp_path / "evil.npz").write_bytes(buffer.getvalue())
+    with pytest.raises(DataError, match="holds pickled Python objects, which could run code"):
+        load_file(tmp_path / "evil.npz")
+    with pytest.raises(ValueError, match="not a readable checkpoint"):
+        load_checkpoint(tmp_path / "evil.npz", scenario="s")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("model.json", "privacy.json"):
+        (folder / name).write_text("{}")
+    (folder / "parameters.npz").write_bytes(buffer.getvalue())
+    with pytest.raises(DataError, match="not a readable model directory"):
+        load_model(folder)
+
+
+def test_a_file_that_is_itself_a_pickle_runs_no_code(tmp_path, trap):
+    content = pickle.dumps(_Evil(trap))
+    for name in ("evil.npz", "evil.parquet", "evil.csv", "evil.svm"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError):
+            load_file(tmp_path / name)
+    with pytest.raises(ValueError, match="not a readable checkpoint"):
+        load_checkpoint(tmp_path / "evil.npz", scenario="s")
+
+
+def test_a_parquet_file_with_a_pickled_type_runs_no_code(tmp_path, trap):
+    """Arrow once unpickled types that a file brought with it (CVE-2023-47248)."""
+    kind = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": pickle.dumps(_Evil(trap))}
+    schema = pa.schema([pa.field("x", pa.float64(), metadata=kind), pa.field("label", pa.int64())])
+    table = pa.Table.from_arrays([pa.array([1.0, 2.0, 3.0, 4.0]), pa.array([0, 1, 0, 1])], schema=schema)
+    pq.write_table(table, tmp_path / "evil.parquet")
+    with contextlib.suppress(DataError):
+        load_file(tmp_path / "evil.parquet")
+
+
+# --- Small files that ask for much ------------------------------------------------------------------------------------
+
+
+def npy(shape: tuple, content: bytes, dtype: str = "<f4") -> bytes:
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header += b" " * (63 - (10 + len(header)) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + content
+
+
+def zipped(compression: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return buffer.getvalue()
+
+
+def save(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("rows", [10**9, 10**12, 2**60])
+def test_a_header_that_claims_more_rows_than_there_are(tmp_path, rows):
+    claims = zipped(X=npy((rows, 1), bytes(100)), y=npy((4,), bytes(32), "<i8"), params=npy((rows,), bytes(8)))
+    assert len(claims) < 2000
+    with pytest.raises(DataError, match=r"is not a readable \.npz file"):
+        load_file(save(tmp_path / "a.npz", claims))
+    with pytest.raises(ValueError, match="is not a readable checkpoint"):
+        load_checkpoint(tmp_path / "a.npz", scenario="s")
+
+
+def test_archives_that_unpack_to_hundreds_of_times_themselves(tmp_path, monkeypatch):
+    zeros = bytes(MOST_UNPACKED + 1)
+    bomb = zipped(zipfile.ZIP_DEFLATED, X=npy((len(zeros) // 4, 1), zeros))
+    with pytest.raises(ValueError, match=r"would unpack to 256 MiB, .* times itself"):
+        read_arrays(bomb)
+    monkeypatch.setattr(tables, "MOST_UNPACKED", 2**20)
+    packed = gzip.compress(b"a,label\n" + b"1,0\n2,1\n" * 2**18)
+    assert 200 * len(packed) < 2**21
+    with pytest.raises(DataError, match="unpacks to more than 1 MiB, 200 times itself"):
+        load_file(save(tmp_path / "a.csv.gz", packed))
+
+
+def test_a_parquet_file_of_millions_of_equal_rows(tmp_path):
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1_000_000, np.int8)), pa.array([1.0]))
+    with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema([("label", column.type)])) as writer:
+        for _ in range(50):
+            writer.write_table(pa.table({"label": column}))
+    size = (tmp_path / "a.parquet").stat().st_size
+    assert 200 * size < 8 * 50_000_000
+    with pytest.raises(DataError, match=r"says it holds 50,000,000 rows of 1 columns"):
+        load_file(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("column", [10**9 - 1, 2**31, 2**60])
+def test_a_feature_with_a_number_beyond_everything(tmp_path, column):
+    with pytest.raises(DataError, match=r"Line 1 of|Expected at most 100,000,000 features"):
+        load_file(save(tmp_path / "a.svm", f"1 {column}:1\n0 1:1\n".encode()))
+    arrays = {"indptr": [0, 1, 2], "data": [1.0, 1.0], "y": [0, 1]}
+    for more in ({"indices": [0, column]}, {"indices": [0, 1], "num_features": column}):
+        np.savez(tmp_path / "a.npz", **arrays, **more)
+        with pytest.raises(DataError, match="Expected at most 100,000,000 features"):
+            load_file(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("name", ["a.toml", "a.json"])
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000])
+def test_nesting_and_numbers_without_end(tmp_path, name, value):
+    text = f"a = {value}" if name.endswith("toml") else f'{{"a": {value}'
+    with pytest.raises(DataError, match=r"cannot be read as (TOML|JSON)"):
+        read_bounds(save(tmp_path / name, text.encode()))
+
+
+def test_bounds_larger_than_any_float(tmp_path):
+    with pytest.raises(DataError, match="Expected finite bounds"):
+        read_bounds(save(tmp_path / "b.json", json.dumps({"a": [0, 10**400]}).encode()))
+
+
+def test_a_member_that_is_no_array(tmp_path):
+    with pytest.raises(DataError, match=r"is not a readable \.npz file"):
+        load_file(save(tmp_path / "a.npz", zipped(X=b"no array", y=b"none")))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "[" * 100_000,
+        '{"mechanism": {}}',
+        '{"mechanism": 1, "num_steps": 1}',
+        '{"epsilon": "x", "delta": 1}',
+        "\x00",
+    ],
+)
+@pytest.mark.parametrize("kind", ["spend", "budget"])
+def test_an_altered_ledger_is_refused_by_all_who_read_it(tmp_path, kind, content):
+    ledger = PrivacyLedger(tmp_path / "ledger", create=True)
+    ledger.set_budget("d", epsilon=1.0, delta=1e-5)
+    with sqlite3.connect(ledger.path) as connection:
+        connection.execute("INSERT INTO entries VALUES (2, ?, 'd', ?, 'h')", (kind, content))
+    for read in (ledger.spent, ledger.entries if kind == "spend" else ledger.budget):
+        with pytest.raises(ValueError, match="Entry 2 cannot be read: it was altered"):
+            read("d")
+    assert ledger.check()
+
+
+def test_names_in_a_ledger_are_no_markup(tmp_path, capsys):
+    ledger = PrivacyLedger(tmp_path / "ledger", create=True)
+    ledger.set_budget("[/d]", epsilon=10.0, delta=1e-5)
+    mechanism = SampledGaussian(noise_multiplier=4.0, l2_clip_norm=1.0, sampler=Stream(8))
+    ledger.spend("[/d]", mechanism, 1, what="a model of [/x].csv", run="a")
+    assert main(["ledger", "show", str(ledger.path)]) == 0
+    assert "[/d]: ε" in (shown := capsys.readouterr().out) and "[/x].csv" in shown
+
+
+# --- The command line -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, content, command",
+    [
+        ("s.toml", b"x = " + b"[" * 50_000, ["answer", "{}"]),
+        ("s.toml", b"x = " + b"[" * 50_000, ["sweep", "{}", "--store", "new"]),
+        ("n.toml", b"x = " + b"9" * 5000, ["advise", "--numbers", "{}"]),
+        ("d.csv", b"a,label\n" + b"\xff" * 100, ["train", "{}", "--output", "m"]),
+        ("d.npz", b"PK\x03\x04" + bytes(100), ["train", "{}", "--output", "m"]),
+        ("l", b"SQLite format 3\0" + bytes(200), ["ledger", "show", "{}"]),
+        ("l", b"SQLite format 3\0" + bytes(200), ["ledger", "check", "{}"]),
+    ],
+)
+def test_a_hostile_file_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, name, content, command):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / name, content)
+    assert main([part.format(name) for part in command]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1 and "Traceback" not in said
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from noisecast.problems.datasets import load_file
+def peak(): return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+load_file(sys.argv[1]); before = peak()
+try: load_file(sys.argv[2])
+except ValueError: pass
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, times", [("npz", 5), ("csv", 25)])
+def test_memory_is_in_proportion_to_the_file(tmp_path, kind, times):
+    """A matrix is held as bytes, as arrays and as float32; a table also as text and as a frame of cells."""
+    features = np.random.default_rng(0).normal(size=(400_000, 10)).astype(np.float32)
+    labels = np.arange(len(features)) % 2
+    small, large = tmp_path / f"small.{kind}", tmp_path / f"large.{kind}"
+    for path, count in ((small, 10), (large, len(features))):
+        if kind == "npz":
+            np.savez(path, X=features[:count], y=labels[:count])
+        else:
+            columns = {f"x{j}": features[:count, j] for j in range(10)} | {"label": labels[:count]}
+            pa.csv.write_csv(pa.table(columns), path)
+    run = subprocess.run(
+        [sys.executable, "-c", PEAK, str(small), str(large)], capture_output=True, text=True, check=True
+    )
+    print(
+        f"{kind}: {int(run.stdout) / large.stat().st_size:.1f} times the file of {large.stat().st_size / 2**20:.0f} MiB"
+    )
+    assert int(run.stdout) < times * large.stat().st_size + 2**27
