@@ -255,7 +255,7 @@ def test_pieces_go_into_a_chain_with_optaxs_own():
     (None, TypeError), (0, TypeError), (np.zeros(2, np.uint32), TypeError), (bytes(8), ValueError),
     (jnp.zeros(2, jnp.uint32), TypeError),
     (key_for(Purpose.PRIVACY_NOISE, root=RandomRoot.from_os_entropy(secure_noise=True), repeat=0), TypeError),
-])  # fmt: skip
+], ids=["none", "integer", "raw words", "too short", "raw JAX words", "of a cipher"])  # fmt: skip
 def test_no_noise_without_a_key(key, error):
     with pytest.raises(error, match=r"Expected (a )?key"):
         no.dp_sign_sgd(0.1, MECHANISM, key)
