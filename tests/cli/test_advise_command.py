@@ -172,7 +172,9 @@ def test_a_problem_without_a_forecast_is_refused(run, monkeypatch):
 def test_other_ways_to_ask_are_handed_on(folder, run, monkeypatch):
     called = []
     numbers = types.SimpleNamespace(advise_numbers=lambda path, json: called.append((path, json)))
-    probe = types.SimpleNamespace(advise_probe=lambda *given: called.append(given))
+    probe = types.SimpleNamespace(
+        advise_probe=lambda *given: called.append(given), check_public_shape=lambda file: None
+    )
     monkeypatch.setitem(sys.modules, "noisecast.cli.advise_numbers", numbers)
     monkeypatch.setitem(sys.modules, "noisecast.cli.advise_probe", probe)
     run("--numbers", "mine.toml")

@@ -302,9 +302,11 @@ def test_batches_are_the_samplers_own_across_blocks_and_never_cut():
     assert len(drawn) == 600
     for (rows, mask), want in zip(drawn, expected):
         np.testing.assert_array_equal(rows[mask], want)
-    crowded = nc.SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=nc.Poisson(0.5, 4))
-    (_, mask), *_ = no.private_batches(crowded, KEY, num_steps=1, num_examples=10_000)
-    assert crowded.sampler.width < 100 and 4_500 < mask.sum() < 5_500
+    crowded = nc.SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=nc.Poisson(1e-3, 4))
+    # Batches of 4 at q = 1/1000 come from 4,000 examples; one record more or less does not matter, another size does.
+    assert len(list(no.private_batches(crowded, KEY, num_steps=2, num_examples=4_001))) == 2
+    with pytest.raises(ValueError, match=r"Expected num_examples near the sampler's own 4000 \(B/q\), got 10000"):
+        no.private_batches(crowded, KEY, num_steps=1, num_examples=10_000)
 
 
 def test_batches_need_rows_and_a_key():

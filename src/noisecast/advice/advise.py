@@ -117,7 +117,8 @@ def advise(
     ...                  optimizer=DPSGD(learning_rate=0.1), num_steps=200)
     >>> advice = advise([tuned], target_epsilons=[1.0], optimizers=[DPSGD], may_change_batches=False)
     >>> chosen = advice.recommendations[0].chosen
-    >>> chosen.how, chosen.scenario.privacy_spent.epsilon <= 1, chosen.scenario.optimizer.learning_rate < 0.1
+    >>> pace = chosen.scenario.optimizer.learning_rate * chosen.scenario.mechanism.l2_clip_norm
+    >>> chosen.how, chosen.scenario.privacy_spent.epsilon <= 1, pace < 0.1
     ('re-tuned', True, True)
     """
     moments = moments or Moments()

@@ -99,8 +99,10 @@ def _model(rows: np.ndarray, labels: np.ndarray, engine: str) -> Any:
 
 def _quadratics(mechanism: SampledGaussian) -> tuple[Any, Any]:
     """Gradients h x far above the clip: -C u, and 0 or C u, of a population whose examples are all alike."""
-    curvatures = (-1.0, 1.0 if mechanism.adjacency == Adjacency.REPLACE_ONE else 0.0)
-    start = 10.0 * mechanism.l2_clip_norm
+    # A hundred times as far out as training moves: the gradient stays, and float32 still resolves the step.
+    start = 100.0 * LARGEST_LOGIT / _size(mechanism)
+    steep = 10.0 * mechanism.l2_clip_norm / start
+    curvatures = (-steep, steep if mechanism.adjacency == Adjacency.REPLACE_ONE else 0.0)
     inside, outside = (quadratic(np.full(WIDTH, h), start, example_noise_std=0.0) for h in curvatures)
     return inside, outside
 
