@@ -88,7 +88,7 @@ def _sweep(like: Scenario, epsilons: Sequence[float], store: Path, seeds: int) -
     began = time.monotonic()
     found = cells(run_sweep([question], store), Score())
     console.print(f"Sweep: {len(question.scenarios)} cells x {seeds} seeds, {time.monotonic() - began:.0f} s")
-    budgets = dict(zip(found["noise_multiplier"].drop_duplicates(), epsilons, strict=False))
+    budgets = {_calibrated(like, epsilon).mechanism.noise_multiplier: epsilon for epsilon in epsilons}
     return found.assign(budget=found["noise_multiplier"].map(budgets))
 
 
