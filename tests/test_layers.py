@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "noisecast"
 LAYERS = [
     "theory",
     "files",
+    "worker_process",
     "table",
     "privacy",
     "problems",

@@ -16,7 +16,7 @@ import pandas as pd
 import scipy.stats
 
 from noisecast.forecasting.outcome import LARGER_IS_BETTER
-from noisecast.optimizers import Optimizer
+from noisecast.optimizers import Optimizer, with_learning_rate
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.problems.problem import Problem
 from noisecast.question import Question
@@ -110,7 +110,7 @@ def protocol_b_question(
         Scenario(
             problem=problem,
             mechanism=replace(mechanism, noise_multiplier=noise_multiplier, l2_clip_norm=clip),
-            optimizer=_with_rate(optimizer, rate),
+            optimizer=with_learning_rate(optimizer, rate),
             num_steps=num_steps,
             target_delta=target_delta,
         )
@@ -357,7 +357,3 @@ def _setting(scenario: Scenario) -> tuple[str, float, float]:
 
 def _is_close(one: float, other: float) -> bool:
     return bool(np.isclose(one, other))
-
-
-def _with_rate(optimizer: Any, learning_rate: float) -> Optimizer:
-    return replace(optimizer, learning_rate=learning_rate)

@@ -24,9 +24,10 @@ from noisecast.advice import advise as advising
 from noisecast.advice.advise import advise
 from noisecast.advice.batches import better_batches, with_batch_size
 from noisecast.advice.prediction import FORECAST_ERROR, Prediction
-from noisecast.advice.search import Found, best_near, carried, gain, side_by_side
+from noisecast.advice.search import Found, best_near, carried, side_by_side
 from noisecast.advice.thresholds import thresholds
 from noisecast.forecasting import Outcome
+from noisecast.forecasting.forecasters import Forecasters
 from noisecast.forecasting.outcome import Asker
 from noisecast.privacy.sampling import FixedSize, Shuffled
 from noisecast.table import DIVERGED, EXTRAPOLATED, OK, read_table, write_table
@@ -122,6 +123,14 @@ def test_what_is_best_already_is_kept():
     assert "nothing else gains enough" in again.reason
 
 
+def test_it_says_where_nothing_is_learnt():
+    tuned = [scenario(DPSGD(learning_rate=0.01))]
+    options = {"optimizers": [DPSGD], "may_change_batches": False}
+    least, enough = advise(tuned, target_epsilons=[0.002, 4.0], **options).recommendations
+    assert "Hardly anything is learnt at this budget: the untrained model is at 0.9." in least.reason
+    assert "Hardly" not in enough.reason
+
+
 def test_the_budget_is_kept_by_everything_that_is_shown(breast_cancer):
     _, advice = breast_cancer
     for each in advice.recommendations:
@@ -162,7 +171,8 @@ def prediction(value, status=OK, optimizer=None, how="kept", spread=0.01):
 
 
 def test_what_is_extrapolated_or_diverged_is_never_preferred_silently():
-    work = advising._Work((scenario(DPSGD(learning_rate=0.1)),), (1.0,), "loss", Moments(), lambda share: None)
+    asked = scenario(DPSGD(learning_rate=0.1))
+    work = advising._Work((asked,), (1.0,), "loss", Moments(), lambda share: None, Forecasters(asked.problem))
     good, tempting = prediction(0.5), prediction(0.3, EXTRAPOLATED, DPAdam(learning_rate=0.1))
     lost = prediction(math.inf, DIVERGED, DPSignSGD(learning_rate=0.1))
     found = advising._recommended(1.0, [tempting, lost, good], work)
@@ -309,7 +319,7 @@ def test_other_batches_must_gain(bonus, changes):
     (after,) = side_by_side([better_batches(before, lambda each: each, least_gain=0.01)], ask)
     assert (after.scenario.id != start.id) == changes
     assert after.scenario.mechanism.expected_batch_size * after.scenario.num_steps <= 8 * 400
-    assert gain(after.outcome, before.outcome) == (pytest.approx(bonus) if changes else 0)
+    assert after.outcome.lead_over(before.outcome) == (pytest.approx(bonus / (1 - bonus)) if changes else 0)
 
 
 # --- Bad input -------------------------------------------------------------------------------------------------------

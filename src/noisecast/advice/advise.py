@@ -10,11 +10,12 @@ import pandas as pd
 from noisecast.advice.batches import better_batches
 from noisecast.advice.prediction import How, Prediction
 from noisecast.advice.reasons import confidence_in, reason_for
-from noisecast.advice.search import Found, Searching, best_near, carried, gain, side_by_side
+from noisecast.advice.search import Found, Searching, best_near, carried, side_by_side
 from noisecast.advice.thresholds import Threshold, thresholds
 from noisecast.advice.tuning_price import TuningPrice, tuning_price
 from noisecast.forecasting import forecast_best
-from noisecast.forecasting.outcome import Asker, Outcome, forecasts
+from noisecast.forecasting.forecasters import Forecasters
+from noisecast.forecasting.outcome import Asker, Outcome, cheap
 from noisecast.optimizers import OPTIMIZERS
 from noisecast.privacy.accounting import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import SampledGaussian
@@ -123,22 +124,15 @@ def advise(
     """
     moments = moments or Moments()
     epsilons = _checked(tuned, target_epsilons, optimizers, moments)
-    work = _Work(tuple(tuned), epsilons, metric, moments, progress)
-    kept = {
-        epsilon: [work.calibrated(scenario, epsilon) for scenario in tuned if type(scenario.optimizer) in optimizers]
-        for epsilon in epsilons
-    }
-    retuned: dict[float, list[Scenario]] = {epsilon: [] for epsilon in epsilons}
-    rebatched: dict[float, list[Scenario]] = {epsilon: [] for epsilon in epsilons}
-    if may_retune:
-        starts = [work.start(optimizer) for optimizer in optimizers]
-        found = side_by_side([work.over_budgets(start) for start in starts], work.ask)
-        for by_epsilon in found:
-            for epsilon, best in by_epsilon.items():
-                retuned[epsilon].append(best.scenario)
-        if may_change_batches:
-            rebatched = work.other_batches(found)
-    shown = work.shown(kept, retuned, rebatched)
+    with Forecasters(tuned[0].problem) as forecasters:
+        work = _Work(tuple(tuned), epsilons, metric, moments, progress, forecasters)
+        ways: Ways = {"kept": work.kept(optimizers)}
+        if may_retune:
+            found = work.retuned(optimizers)
+            ways["re-tuned"] = {epsilon: [each[epsilon].scenario for each in found] for epsilon in epsilons}
+            if may_change_batches:
+                ways["re-tuned, other batches"] = work.other_batches(found)
+        shown = work.shown(ways)
     recommendations = tuple(_recommended(epsilon, shown[epsilon], work) for epsilon in epsilons)
     progress(1.0)
     return Advice(
@@ -150,16 +144,6 @@ def advise(
         rows=pd.concat([table_of(*pair) for pair in work.full.values()], ignore_index=True),
         tried=pd.DataFrame(work.tried),
         notes=tuple(dict.fromkeys(_notes(recommendations))),
-    )
-
-
-def cheap(moments: Moments) -> Moments:
-    """Few examples, features and time steps: enough to see where a minimum lies, at a tenth of the cost."""
-    return replace(
-        moments,
-        full_covariance_features=min(moments.full_covariance_features, 30),
-        time_steps=min(moments.time_steps, 8),
-        subsample=min(moments.subsample or 2000, 2000),
     )
 
 
@@ -194,6 +178,9 @@ def _checked(
     return tuple(dict.fromkeys(float(epsilon) for epsilon in target_epsilons))
 
 
+Ways = dict[How, dict[float, list[Scenario]]]  # by budget
+
+
 class _Work:
     """The forecasts made so far, cheap and full."""
 
@@ -204,14 +191,17 @@ class _Work:
         metric: str,
         moments: Moments,
         progress: Progress,
+        forecasters: Forecasters,
     ) -> None:
         self.tuned, self.epsilons, self.metric, self.moments = tuned, epsilons, metric, moments
-        self.cheap, self.progress = cheap(moments), progress
-        self.asker = Asker(metric, self.cheap, self._tick)
+        self.cheap, self.progress, self.forecasters = cheap(moments), progress, forecasters
+        self.asker = Asker(metric, self.cheap, self._tick, forecasters)
         self.num_asked = 0
         self.calibrations: dict[tuple[Sampler, Any, int, float], float] = {}
         self.full: dict[str, tuple[Scenario, Forecast]] = {}  # by id
         self.tried: list[dict] = []
+        start = self.cheap.forecast(tuned[0], [0])
+        self.untrained = replace(Outcome.of(start, metric), value=float(start.metrics[metric][0]), status=OK)
 
     def calibrated(self, scenario: Scenario, epsilon: float) -> Scenario:
         """The least noise whose epsilon stays within the budget."""
@@ -232,6 +222,16 @@ class _Work:
         for place, scenario in enumerate(scenarios):
             self.tried.append(_cell(scenario, known[place]))
         return [known[place] for place in range(len(scenarios))]
+
+    def kept(self, optimizers: Sequence[type]) -> dict[float, list[Scenario]]:
+        """The tuned settings at every budget's noise."""
+        kept = [scenario for scenario in self.tuned if type(scenario.optimizer) in optimizers]
+        return {epsilon: [self.calibrated(scenario, epsilon) for scenario in kept] for epsilon in self.epsilons}
+
+    def retuned(self, optimizers: Sequence[type]) -> list[dict[float, Found]]:
+        """The best rate and clip of every optimizer at every budget."""
+        starts = [self.start(optimizer) for optimizer in optimizers]
+        return side_by_side([self.over_budgets(start) for start in starts], self.ask)
 
     def start(self, optimizer: type) -> Scenario:
         """Where the search begins: the tuned settings, or for others the best from scratch at the nearest budget."""
@@ -265,7 +265,8 @@ class _Work:
             (epsilon, by_epsilon[epsilon])
             for epsilon in self.epsilons
             for by_epsilon in found
-            if gain(min((each[epsilon] for each in found), key=_order).outcome, by_epsilon[epsilon].outcome) < CONTENDS
+            if min((each[epsilon] for each in found), key=_order).outcome.lead_over(by_epsilon[epsilon].outcome)
+            < CONTENDS
         ]
         searches = [
             better_batches(
@@ -281,26 +282,18 @@ class _Work:
                 better[epsilon].append(after.scenario)
         return better
 
-    def shown(
-        self,
-        kept: dict[float, list[Scenario]],
-        retuned: dict[float, list[Scenario]],
-        rebatched: dict[float, list[Scenario]],
-    ) -> dict[float, list[Prediction]]:
+    def shown(self, ways: Ways) -> dict[float, list[Prediction]]:
         """Full forecasts of what was found, those of one horizon together."""
-        ways: list[tuple[How, dict[float, list[Scenario]]]] = [
-            ("kept", kept), ("re-tuned", retuned), ("re-tuned, other batches", rebatched),
-        ]  # fmt: skip
-        wanted = {each.id: each for _, way in ways for scenarios in way.values() for each in scenarios}
+        wanted = {each.id: each for way in ways.values() for scenarios in way.values() for each in scenarios}
         for num_steps in dict.fromkeys(scenario.num_steps for scenario in wanted.values()):
             group = [scenario for scenario in wanted.values() if scenario.num_steps == num_steps]
-            for scenario, forecast in zip(group, forecasts(self.moments, group, []), strict=True):
+            for scenario, forecast in zip(group, self.forecasters(self.moments, group, []), strict=True):
                 self.full[scenario.id] = scenario, forecast
                 self.progress(min(0.99, 0.5 + 0.5 * len(self.full) / len(wanted)))
         return {
             epsilon: [
                 Prediction.of(scenario, how, self.full[scenario.id][1], self.metric)
-                for how, way in ways
+                for how, way in ways.items()
                 for scenario in way[epsilon]
             ]
             for epsilon in self.epsilons
@@ -334,7 +327,7 @@ def _recommended(epsilon: float, predictions: Sequence[Prediction], work: _Work)
         by_optimizer=by_optimizer,
         kept=kept,
         price=tuning_price(chosen.scenario),
-        reason=reason_for(chosen, others, best_kept),
+        reason=reason_for(chosen, others, best_kept, work.untrained),
         confidence=confidence_in(chosen, others, _passed_over(chosen, predictions)),
     )
 
@@ -344,7 +337,7 @@ def _settled(ways: Sequence[Prediction]) -> Prediction:
     best = ways[0]
     for way in ways[1:]:
         least = WORTH_OTHER_BATCHES if way.how == "re-tuned, other batches" else WORTH_RETUNING
-        if gain(way.outcome, best.outcome) >= least:
+        if way.outcome.lead_over(best.outcome) >= least:
             best = way
     return best
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from noisecast.advice.search import Found, Searching, best_near, carried, gain
+from noisecast.advice.search import Found, Searching, best_near, carried
 from noisecast.privacy.sampling import Poisson, Sampler
 from noisecast.scenario import Scenario
 
@@ -35,13 +35,13 @@ def better_batches(found: Found, calibrate: Calibrate, *, least_gain: float) -> 
                 break
             ahead = yield from best_near(there, clip_too=False, most_rounds=1)
             tried += ahead.tried
-            if gain(ahead.outcome, here.outcome) <= 0:
+            if ahead.outcome.lead_over(here.outcome) <= 0:
                 break
             here = ahead
-        if gain(here.outcome, best.outcome) > 0:
+        if here.outcome.lead_over(best.outcome) > 0:
             best = here
             break  # the other directions lead back
-    if gain(best.outcome, found.outcome) < least_gain:
+    if best.outcome.lead_over(found.outcome) < least_gain:
         return Found(found.scenario, found.outcome, tuple(tried))
     best = yield from best_near(best.scenario, most_rounds=1)
     return Found(best.scenario, best.outcome, (*tried, *best.tried))

@@ -4,15 +4,19 @@ import math
 from collections.abc import Sequence
 
 from noisecast.advice.prediction import FORECAST_ERROR, Prediction
-from noisecast.advice.thresholds import TOO_CLOSE, lead
+from noisecast.advice.thresholds import TOO_CLOSE
+from noisecast.forecasting.outcome import Outcome
 from noisecast.table import DIVERGED, EXTRAPOLATED, OK
 
+HARDLY = 0.01  # of the value: an untrained model that is behind by less is as good
 
-def reason_for(chosen: Prediction, others: Sequence[Prediction], kept: Prediction | None) -> str:
-    """Against the next best optimizer, and against the settings as they were tuned.
+
+def reason_for(chosen: Prediction, others: Sequence[Prediction], kept: Prediction | None, untrained: Outcome) -> str:
+    """Against the next best optimizer, against the settings as they were tuned, and against not training at all.
 
     Args:
       chosen: the recommendation.   others: the best of each other optimizer.   kept: the best of the tuned settings.
+      untrained: the model at the start.
     """
     name = chosen.scenario.optimizer.name
     parts = [f"{name} is forecast to end at {chosen.outcome.metric.replace('_', ' ')} {_value(chosen)}"]
@@ -25,7 +29,10 @@ def reason_for(chosen: Prediction, others: Sequence[Prediction], kept: Predictio
         parts.append("and nothing else gains enough to change the tuned settings")
     else:
         parts.append(f"the best of the tuned settings at {_value(kept)} ({_behind(chosen, kept)})")
-    return ", ".join(parts) + "."
+    reason = ", ".join(parts) + "."
+    if chosen.outcome.lead_over(untrained) < HARDLY:
+        reason += f" Hardly anything is learnt at this budget: the untrained model is at {untrained.value:.4g}."
+    return reason
 
 
 def confidence_in(chosen: Prediction, others: Sequence[Prediction], passed_over: int) -> str:
@@ -43,8 +50,8 @@ def confidence_in(chosen: Prediction, others: Sequence[Prediction], passed_over:
 def _certainty(chosen: Prediction, others: Sequence[Prediction]) -> str:
     if not others:
         return "only one optimizer was asked about"
-    by = min(lead(chosen, other) for other in others)
-    nearest = min(others, key=lambda other: lead(chosen, other)).scenario.optimizer.name
+    by = min(chosen.outcome.lead_over(other.outcome) for other in others)
+    nearest = min(others, key=lambda other: chosen.outcome.lead_over(other.outcome)).scenario.optimizer.name
     if by < TOO_CLOSE:
         return f"a toss-up with {nearest}: they differ by {max(by, 0):.1%}, which may be the forecast's error"
     if by < FORECAST_ERROR:
@@ -68,7 +75,7 @@ def _regime(chosen: Prediction) -> str:
 def _behind(chosen: Prediction, other: Prediction) -> str:
     if other.outcome.status == DIVERGED:
         return "diverges"
-    by = lead(chosen, other)
+    by = chosen.outcome.lead_over(other.outcome)
     text = f"{max(by, 0):.1%} worse" if math.isfinite(by) else "not to be relied on"
     return text if other.outcome.status == OK else f"{text}, {other.outcome.status}"
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from noisecast.forecasting.outcome import Outcome
+from noisecast.optimizers import with_learning_rate
 from noisecast.scenario import Scenario
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ def best_near(start: Scenario, *, clip_too: bool = True, most_rounds: int = MOST
         vertex, promised = _vertex(stencil, [known[place] for place in stencil], shrunk)
         yield from ask([vertex])
         best = min(known, key=lambda place: known[place].order)
-        if gain(known[best], known[centre]) < WORTH_A_ROUND:
+        if known[best].lead_over(known[centre]) < WORTH_A_ROUND:
             if all(known[place].order[0] == known[centre].order[0] for place in stencil) or shrunk < 1:
                 break
             shrunk = 0.4  # a cliff beside the centre: look closer, once
@@ -102,16 +103,6 @@ def best_near(start: Scenario, *, clip_too: bool = True, most_rounds: int = MOST
     return Found(_scenario_at(start, best), known[best], tried)
 
 
-def gain(better: Outcome, worse: Outcome) -> float:
-    """By which share the first is better than the second; inf or -inf where only one is to be relied upon."""
-    (rank, value), (other_rank, other) = better.order, worse.order
-    if rank != other_rank:
-        return math.inf if rank < other_rank else -math.inf
-    if value == other:
-        return 0.0
-    return (other - value) / abs(other) if math.isfinite(other) and other else math.copysign(math.inf, other - value)
-
-
 def carried(here: Scenario, there: Scenario) -> Scenario:
     """`there` with a learning rate to start from: the rule of `advice.transfer`, e s sqrt(T) as it is `here`.
 
@@ -120,11 +111,7 @@ def carried(here: Scenario, there: Scenario) -> Scenario:
     s, s_there = (max(each.mechanism.mean_noise_std, 1e-30) for each in (here, there))
     gain_at: Any = here.optimizer.theory.effective_learning_rate
     share = float(gain_at(1.0, s) / gain_at(1.0, s_there)) * s / s_there * math.sqrt(here.num_steps / there.num_steps)
-    return replace(there, optimizer=with_rate(here.optimizer, here.optimizer.learning_rate * share))
-
-
-def with_rate(optimizer: Any, learning_rate: float) -> Any:
-    return replace(optimizer, learning_rate=rounded(learning_rate))
+    return replace(there, optimizer=with_learning_rate(here.optimizer, rounded(here.optimizer.learning_rate * share)))
 
 
 def rounded(number: float) -> float:
@@ -182,5 +169,5 @@ def _scenario_at(start: Scenario, place: _Place) -> Scenario:
     return replace(
         start,
         mechanism=replace(start.mechanism, l2_clip_norm=rounded(math.exp(place.log_clip))),
-        optimizer=with_rate(start.optimizer, math.exp(place.log_rate)),
+        optimizer=with_learning_rate(start.optimizer, rounded(math.exp(place.log_rate))),
     )

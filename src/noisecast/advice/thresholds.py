@@ -54,14 +54,6 @@ def thresholds(by_epsilon: Mapping[float, Sequence[Prediction]]) -> tuple[Thresh
     return tuple(changes)
 
 
-def lead(better: Prediction, other: Prediction) -> float:
-    """By which share of the first's value the other is worse; inf where only the first is to be relied upon."""
-    (rank, value), (other_rank, worse) = better.outcome.order, other.outcome.order
-    if rank != other_rank or not (math.isfinite(value) and math.isfinite(worse)):
-        return math.inf if (rank, value) <= (other_rank, worse) else -math.inf
-    return (worse - value) / abs(value) if value else math.inf if worse > value else 0.0
-
-
 def _by_name(found: Sequence[Prediction]) -> dict[str, Prediction]:
     return {prediction.scenario.optimizer.name: prediction for prediction in found}
 
@@ -73,5 +65,5 @@ def _winner(found: Mapping[str, Prediction]) -> str:
 def _lead(found: Mapping[str, Prediction], first: str, second: str) -> float:
     """Of the first over the second, as a share of their mean: straight lines need it to be symmetric."""
     values = [found[name].outcome.order[1] for name in (first, second)]
-    by = lead(found[first], found[second])
+    by = found[first].outcome.lead_over(found[second].outcome)
     return (values[1] - values[0]) / (sum(abs(value) for value in values) / 2) if math.isfinite(by) and by else by

@@ -1,7 +1,7 @@
 """The dense engine: any problem, in JAX. One compiled loop over steps, mapped over scenarios and repeats."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from noisecast.engines.keys import batch_key, example_key, noise_key
-from noisecast.optimizers import Optimizer
+from noisecast.optimizers import Optimizer, with_learning_rate
 from noisecast.privacy.jax_noise import counter_keys, private_mean, standard_normal
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.problem import Problem
@@ -65,7 +65,7 @@ def why_unsupported(scenario: Scenario) -> str | None:
 
 def without_learning_rate(optimizer: Optimizer) -> Optimizer:
     """Its settings alone: the learning rate differs within a group, and must not ask for a new compilation."""
-    return replace(optimizer, learning_rate=1.0)  # pyright: ignore[reportArgumentType]
+    return with_learning_rate(optimizer, 1.0)
 
 
 def runs_of_a_call(scenario: Scenario) -> tuple[int, int]:

@@ -4,13 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from noisecast.forecasting.outcome import Asker, Outcome, Range, forecasts
-from noisecast.optimizers import Optimizer
+from noisecast.forecasting.outcome import Asker, Outcome, Range, cheap, forecasts
+from noisecast.optimizers import Optimizer, with_learning_rate
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.problems.problem import Problem
 from noisecast.runners.moments import Moments
@@ -102,15 +102,6 @@ def forecast_best(
     return found
 
 
-def _cheap(moments: Moments) -> Moments:
-    return replace(
-        moments,
-        full_covariance_features=min(moments.full_covariance_features, 50),
-        time_steps=min(moments.time_steps, 12),
-        subsample=min(moments.subsample or 2000, 2000),
-    )
-
-
 class _Point(NamedTuple):
     """log learning rate, log clip norm."""
 
@@ -144,7 +135,7 @@ class _Search:
     ) -> None:  # fmt: skip
         self.scenario, self.progress, self.num_asked = scenario, progress, Counter()
         self.askers = {
-            "coarse": Asker(metric, _cheap(moments), lambda: self._tick("coarse")),
+            "coarse": Asker(metric, cheap(moments), lambda: self._tick("coarse")),
             "full": Asker(metric, moments, lambda: self._tick("full")),
         }
         reason = moments.why_unsupported(scenario)
@@ -189,7 +180,7 @@ class _Search:
                 now = self._ask("full", [best])[0]
                 found, outcome = self._step(best, step)
                 best = min((best, now), (found, outcome), key=lambda pair: pair[1].order)[0]
-                if self._gain(outcome, now) <= FLAT / 4:
+                if outcome.lead_over(now) <= FLAT / 4:
                     break
         return self._found(best)
 
@@ -234,7 +225,7 @@ class _Search:
         if self.clips.is_open and j in (min(js), max(js)):
             inward = j + 1 if j == min(js) else j - 1
             inner = [grid[key] for key in ((k - 1, inward), (k, inward), (k + 1, inward)) if key in grid]
-            if inner and self._gain(grid[best], min(inner, key=lambda outcome: outcome.order)) <= FLAT:
+            if inner and grid[best].lead_over(min(inner, key=lambda outcome: outcome.order)) <= FLAT:
                 which = "Smaller" if j == min(js) else "Larger"
                 self.reasons.append(f"{which} clip norms do as well: they change the forecast by less than {FLAT:.1%}.")
                 return []
@@ -244,13 +235,6 @@ class _Search:
             js.append(min(js) - 1 if j == min(js) else max(js) + 1)
             return [(near, js[-1]) for near in (k - 1, k, k + 1)]
         return []
-
-    def _gain(self, better: Outcome, worse: Outcome) -> float:
-        """By which share the first is better than the second; inf if only one is to be relied upon."""
-        (rank, value), (other_rank, other) = better.order, worse.order
-        if rank != other_rank:
-            return math.inf if rank < other_rank else -math.inf
-        return (other - value) / abs(other) if math.isfinite(other) and other else 0.0
 
     def _ask(self, setting: str, points: Sequence[_Point]) -> list[Outcome]:
         new = [point for point in dict.fromkeys(points) if (setting, point) not in self.tried]
@@ -269,7 +253,7 @@ class _Search:
         return replace(
             self.scenario,
             mechanism=replace(self.scenario.mechanism, l2_clip_norm=clip),
-            optimizer=_with_rate(self.scenario.optimizer, rate),
+            optimizer=with_learning_rate(self.scenario.optimizer, rate),
         )
 
     def _pace(self, log_clip: float) -> tuple[float, float]:
@@ -318,10 +302,6 @@ class _Search:
 
 def _rounded(logarithm: float) -> float:
     return float(f"{math.exp(logarithm):.4g}")  # typed again, it is the same cell
-
-
-def _with_rate(optimizer: Any, learning_rate: float) -> Any:
-    return replace(optimizer, learning_rate=learning_rate)
 
 
 def _rate_by_first_step(scenario: Scenario) -> float:

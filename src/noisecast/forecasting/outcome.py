@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from noisecast.runners.moments import LARGEST_SUBSAMPLE_ERROR, Moments
 from noisecast.runners.moments.forecast import Forecast
@@ -65,10 +65,33 @@ class Outcome:
         value = -self.value if self.metric.removeprefix("test_") in LARGER_IS_BETTER else self.value
         return (OK, EXTRAPOLATED, DIVERGED).index(self.status), value if math.isfinite(value) else math.inf
 
+    def lead_over(self, other: "Outcome") -> float:
+        """By which share of its own value the other is worse; inf or -inf where only one is to be relied upon.
+
+        >>> Outcome("loss", 1.0, 0.1, OK).lead_over(Outcome("loss", 1.5, 0.1, OK))
+        0.5
+        """
+        (rank, value), (other_rank, other_value) = self.order, other.order
+        if self.order == other.order:
+            return 0.0
+        if rank != other_rank or not value or not math.isfinite(other_value - value):
+            return math.inf if self.order < other.order else -math.inf
+        return (other_value - value) / abs(value)
+
 
 def forecasts(moments: Moments, scenarios: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
     """Of scenarios on one problem that share a horizon, several at a time."""
     return moments.forecasts(scenarios, sorted({*record_at, scenarios[0].num_steps}))
+
+
+def cheap(moments: Moments) -> Moments:
+    """Few examples, features and time steps: enough to see where a minimum lies, at a tenth of the cost."""
+    return replace(
+        moments,
+        full_covariance_features=min(moments.full_covariance_features, 30),
+        time_steps=min(moments.time_steps, 8),
+        subsample=min(moments.subsample or 2000, 2000),
+    )
 
 
 @dataclass(frozen=True)
@@ -77,15 +100,18 @@ class Asker:
 
     Args:
       metric: of the last step.   moments: the setting.   tick: called after every forecast.
+      forecasters: who forecasts; None: this process.
     """
 
     metric: str
     moments: Moments
     tick: Callable[[], None]
+    forecasters: Callable[[Moments, Sequence[Scenario], Sequence[int]], Iterator[Forecast]] | None = None
 
     def __call__(self, scenarios: Sequence[Scenario]) -> list[Outcome]:
         outcomes = []
-        for found in forecasts(self.moments, scenarios, []) if scenarios else ():
+        ask = self.forecasters or forecasts
+        for found in ask(self.moments, scenarios, []) if scenarios else ():
             outcomes.append(Outcome.of(found._replace(subsample_error=0.0), self.metric))
             self.tick()
         return outcomes

@@ -1,6 +1,7 @@
 """What an optimizer is: a direction from a private gradient, and the theory of the path it makes."""
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from noisecast.theory.optimizer_theory import OptimizerTheory
@@ -27,6 +28,17 @@ class Optimizer(Protocol):
     def direction(self, gradient: Array, state: State, step: Array) -> tuple[Array, State]:
         """The direction of step `step` = 0, 1, ... and the next state; every coordinate on its own."""
         ...
+
+
+def with_learning_rate(optimizer: Optimizer, learning_rate: float) -> Optimizer:
+    """The same optimizer at another learning rate. Raises: ValueError unless 0 < learning_rate < inf.
+
+    >>> from noisecast import DPAdam
+    >>> with_learning_rate(DPAdam(learning_rate=1.0, beta1=0.8), 0.1)
+    DPAdam(learning_rate=0.1, beta1=0.8, beta2=0.999, epsilon=1e-08)
+    """
+    given: Any = optimizer  # a protocol does not say that it is a dataclass
+    return replace(given, learning_rate=learning_rate)
 
 
 def check_learning_rate(learning_rate: float) -> None:

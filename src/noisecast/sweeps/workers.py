@@ -1,16 +1,12 @@
 """Who computes tasks: this process, worker processes of this machine, or a Ray cluster. All give the same tables."""
 
 import logging
-import os
 import pickle
 import queue
 import socket
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +14,9 @@ import pandas as pd
 
 from noisecast.sweeps import worker
 from noisecast.sweeps.tasks import Task
+from noisecast.worker_process import ONE_CORE, WorkerProcess, pickled
 
 MAX_DEATHS = 3  # of workers over one task, before it is taken to be its fault
-# Each worker has one core: libraries that start a thread a core would only get in each other's way.
-ONE_CORE = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NUMBA_NUM_THREADS": "1",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1 " + os.environ.get("XLA_FLAGS", ""),
-}
 
 
 @dataclass(frozen=True)
@@ -124,7 +113,7 @@ def _knock(address: str) -> None:
 
 def _pickled(tasks: Sequence[Task]) -> bytes:
     try:
-        return pickle.dumps(list(tasks), protocol=pickle.HIGHEST_PROTOCOL)
+        return pickled(list(tasks))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(
             f"The sweep's problem cannot be sent to worker processes ({error}); run it in this process with workers=0."
@@ -153,7 +142,7 @@ class _Attendant(threading.Thread):
     def __init__(self, tasks: Sequence[Task], content: bytes, waiting: Any, finished: Any):
         super().__init__(daemon=True)
         self._tasks, self._content, self._waiting, self._finished = tasks, content, waiting, finished
-        self._process: subprocess.Popen | None = None
+        self._process: WorkerProcess | None = None
         self._dismissed = False
 
     def run(self) -> None:
@@ -173,32 +162,17 @@ class _Attendant(threading.Thread):
         self._dismissed = True
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
 
     def _answer(self, number: int) -> dict[str, Any]:
         for _ in range(MAX_DEATHS):
-            process = self._process if self._process is not None and self._process.poll() is None else self._start()
+            if self._process is None or not self._process.is_alive:
+                self._process = WorkerProcess("noisecast.sweeps.worker", self._content)
             try:
-                assert process.stdin is not None and process.stdout is not None
-                worker.send(process.stdin, number)
-                return worker.receive(process.stdout)
+                if not self._dismissed:
+                    return self._process.ask(number)
             except (EOFError, OSError):
-                process.kill()
+                pass
+            self._process.kill()
             if self._dismissed:
                 break
         return {"why": f"{MAX_DEATHS} workers were killed while they computed it (out of memory?)."}
-
-    def _start(self) -> subprocess.Popen:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from noisecast.sweeps.worker import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | ONE_CORE,
-            start_new_session=True,  # Ctrl-C is the driver's to answer
-        )
-        assert self._process.stdin is not None
-        with suppress(OSError):  # killed at once: the first question will find out
-            worker.send_bytes(self._process.stdin, self._content)
-        if self._dismissed:  # meanwhile
-            self._process.kill()
-        return self._process

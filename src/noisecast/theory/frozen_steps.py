@@ -78,7 +78,7 @@ def krylov_response(
     num_steps: int,
     *,
     lag: float = 0.0,
-    tolerance: float = 1e-3,
+    tolerance: float = 3e-4,
     max_iterations: int = 48,
     most: float = np.inf,
 ) -> Array:
@@ -89,7 +89,7 @@ def krylov_response(
 
     Args:
       operator: v -> A v.   start: b; (d,).   num_steps: n.   lag: L.
-      tolerance: of the answer's length, between one look and the next.   most: as in `advance_covariance`.
+      tolerance: of the answer's length, between one iteration and the next.   most: as in `advance_covariance`.
 
     >>> krylov_response(lambda v: np.array([0.5, 1.0]) * v, np.ones(2), 2).round(12)
     array([1.5, 1. ])
@@ -108,15 +108,14 @@ def krylov_response(
             image = image - known.T @ (known @ image)
         off.append(np.linalg.norm(image))
         exhausted = off[-1] <= 1e-10 * max(map(abs, diagonal)) or iteration >= min(len(start), max_iterations)
-        if exhausted or iteration % 4 == 0:
-            eigenvalues, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off[:-1], 1) + np.diag(off[:-1], -1))
-            faster = 1 + np.minimum(lag * np.maximum(eigenvalues, 0.0), 1.0)
-            answer = length * (
-                vectors @ (faster * geometric_sum(np.minimum(faster * eigenvalues, most), num_steps) * vectors[0])
-            )
-            if exhausted or (found is not None and _change(found, answer) <= tolerance):
-                return known.T @ answer
-            found = answer
+        eigenvalues, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off[:-1], 1) + np.diag(off[:-1], -1))
+        faster = 1 + np.minimum(lag * np.maximum(eigenvalues, 0.0), 1.0)
+        answer = length * (
+            vectors @ (faster * geometric_sum(np.minimum(faster * eigenvalues, most), num_steps) * vectors[0])
+        )
+        if exhausted or (found is not None and _change(found, answer) <= tolerance):
+            return known.T @ answer
+        found = answer
         basis[iteration] = image / off[-1]
     raise AssertionError("the last iteration returns")
 

@@ -30,7 +30,7 @@ class Moments:
     - Quadratics and quartics: the algorithm's own recursion, coordinate by coordinate; exact for DP-SGD on a quadratic
       while nothing is clipped. Where a quartic has two wells, a density on a grid.
     - Logistic, softmax and multi-label models: full covariance among the features of most energy and the bias,
-      variances elsewhere; every logit is Gaussian; time runs in geometric steps within which the response is linear.
+      variances elsewhere; every logit is Gaussian; time runs in growing steps within which the response is linear.
     - Matrix factorisations: rows are Gaussian and independent; time steps are quadratic in their number.
 
     Metrics are expectations over runs. Everything is computed from the examples without noise: non-private. Rows are
@@ -38,7 +38,7 @@ class Moments:
 
     Args:
       full_covariance_features: how many features have a full covariance; >= 0.
-      time_steps: of the geometric grid; >= 1.
+      time_steps: how many; >= 1.
       subsample: use that many examples; the same ones for everybody. None: as few as add less than 2 % to the loss,
         at most 50,000. What a subsample adds is estimated from as many other examples; beyond
         `LARGEST_SUBSAMPLE_ERROR` all rows are `extrapolated`.
@@ -55,7 +55,7 @@ class Moments:
     """
 
     full_covariance_features: int = 150
-    time_steps: int = 16
+    time_steps: int = 12
     subsample: int | None = None
     name: ClassVar[str] = "moments"
 

@@ -9,7 +9,8 @@ from noisecast.privacy.noise import Purpose, RandomRoot, key_data, key_for
 from noisecast.problems.linear import Labelled, LinearModel
 from noisecast.problems.rows import DenseRows
 
-LARGEST_TEST = 50_000  # test examples, above which some stand for all
+# Test examples, above which some stand for all: at most, and as a multiple of the training examples that do.
+LARGEST_TEST, TEST_SHARE = 50_000, 4
 
 
 class Rows(NamedTuple):
@@ -113,7 +114,7 @@ class Examples(NamedTuple):
         if len(others):
             held_out = _split(matrix_of(problem.train, others), problem.train, others, order)
         if problem.test is not None:
-            seen, _ = subsample_of(problem.test, LARGEST_TEST)
+            seen, _ = subsample_of(problem.test, min(LARGEST_TEST, TEST_SHARE * size))
             test = _split(matrix_of(problem.test, seen), problem.test, seen, order)
         return cls(train, test, held_out, 1 - len(chosen) / problem.num_examples)
 

@@ -1,7 +1,7 @@
 """Forecasts of binary logistic models.
 
 Full covariance among the features of most energy and the bias, variances elsewhere; every logit is Gaussian; time runs
-in geometric steps within which the response is linear.
+in growing steps within which the response is linear.
 """
 
 import math

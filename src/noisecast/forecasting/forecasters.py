@@ -1,0 +1,95 @@
+"""Forecasts of one problem by processes beside this one, a core each."""
+
+import os
+import pickle
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from noisecast.forecasting.outcome import forecasts
+from noisecast.problems.problem import Problem
+from noisecast.runners.moments import Moments
+from noisecast.runners.moments.forecast import Forecast
+from noisecast.scenario import Scenario
+from noisecast.worker_process import WorkerProcess, pickled, serve
+
+WORTH_PROCESSES = 2000  # examples: with fewer, hundreds of forecasts take less than a process to start
+LARGEST_PROBLEM = 2**30  # bytes that are sent to each
+
+
+class Forecasters:
+    """`forecasting.outcome.forecasts` for hundreds of forecasts of one problem; the same numbers.
+
+    A forecast of few examples is many small pieces of linear algebra, and between them Python lets one thread run at a
+    time: two threads are no faster than one, two processes are twice as fast. They start in the background, and what a
+    killed one owes is computed here. Where the problem is small, or cannot be sent, all of it is.
+
+    >>> from noisecast import quadratic
+    >>> with Forecasters(quadratic([1.0], 1.0, example_noise_std=0.1)) as ask:
+    ...     ask.num_processes                                                   # nothing is worth a process here
+    0
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._processes = problem, []
+        content = b""
+        if (problem.num_examples or 0) >= WORTH_PROCESSES:
+            with suppress(pickle.PicklingError, AttributeError, TypeError):
+                content = pickled(problem)
+        if 0 < len(content) <= LARGEST_PROBLEM:
+            self._processes = [WorkerProcess(__name__, content) for _ in range(os.cpu_count() or 1)]
+        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
+
+    @property
+    def num_processes(self) -> int:
+        return len(self._processes)
+
+    def __enter__(self) -> "Forecasters":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._processes:
+            process.kill()
+
+    def __call__(self, moments: Moments, scenarios: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
+        """Of scenarios that share a horizon, in their order, as they are done."""
+        if not self._processes:
+            yield from forecasts(moments, scenarios, record_at)
+            return
+        with ThreadPoolExecutor(len(self._processes)) as attendants:
+            yield from attendants.map(lambda scenario: self._one(moments, scenario, record_at), scenarios)
+
+    def _one(self, moments: Moments, scenario: Scenario, record_at: Sequence[int]) -> Forecast:
+        process, without_problem = self._idle.get(), replace(scenario, problem=_ELSEWHERE)
+        try:
+            found = process.ask((moments, without_problem, tuple(record_at)))
+        except (EOFError, OSError):  # killed
+            (found,) = forecasts(moments, [scenario], record_at)
+        finally:
+            self._idle.put(process)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+_ELSEWHERE: Any = None  # a scenario's problem is in the process already
+
+
+def _prepared(problem: Problem) -> Callable[[Any], Forecast | Exception]:
+    def answer(question: tuple[Moments, Scenario, Sequence[int]]) -> Forecast | Exception:
+        moments, scenario, record_at = question
+        try:
+            return next(forecasts(moments, [replace(scenario, problem=problem)], record_at))
+        except Exception as error:  # to be raised where it was asked
+            return error
+
+    return answer
+
+
+def main() -> None:
+    serve(_prepared)

@@ -1,0 +1,55 @@
+"""Forecasts by processes beside this one: the same numbers, whatever becomes of the processes."""
+
+import numpy as np
+import pytest
+
+from noisecast import DPSGD, DPAdam, Poisson, SampledGaussian, Scenario, bundled, linear_model
+from noisecast.forecasting import forecasters
+from noisecast.forecasting.forecasters import Forecasters
+from noisecast.forecasting.outcome import forecasts
+from noisecast.optimizers import with_learning_rate
+from noisecast.runners import Moments
+
+FEW = Moments(full_covariance_features=5, time_steps=3)
+PROBLEM = linear_model(*bundled("breast_cancer"))
+
+
+def asked():
+    mechanism = SampledGaussian(
+        noise_multiplier=1.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(32, PROBLEM.num_examples)
+    )
+    scenario = Scenario(problem=PROBLEM, mechanism=mechanism, optimizer=DPSGD(learning_rate=1.0), num_steps=50)
+    kinds = DPSGD(learning_rate=1.0), DPAdam(learning_rate=0.01)
+    return [
+        Scenario(**{**vars(scenario), "optimizer": with_learning_rate(kind, rate)})
+        for kind in kinds
+        for rate in (0.01, 0.1, 1.0)
+    ]
+
+
+def losses(found):
+    return np.array([forecast.metrics["loss"] for forecast in found])
+
+
+def test_processes_give_the_same_numbers_in_the_same_order_and_may_be_killed(monkeypatch):
+    monkeypatch.setattr(forecasters, "WORTH_PROCESSES", 1)
+    scenarios = asked()
+    here = losses(forecasts(FEW, scenarios, [10]))
+    assert len(set(here[:, -1])) == len(scenarios)
+    with Forecasters(PROBLEM) as ask:
+        assert ask.num_processes > 0
+        assert losses(ask(FEW, scenarios, [10])) == pytest.approx(here, rel=1e-12)
+        for process in ask._processes:
+            process.kill()
+        assert losses(ask(FEW, scenarios, [10])) == pytest.approx(here, rel=1e-12)
+    assert not any(process.is_alive for process in ask._processes)
+
+
+def test_what_a_forecast_raises_is_raised_where_it_was_asked(monkeypatch):
+    monkeypatch.setattr(forecasters, "WORTH_PROCESSES", 1)
+    with Forecasters(PROBLEM) as ask, pytest.raises(AttributeError, match="forecasts"):
+        list(ask(None, asked()[:1], []))
+
+
+def test_few_examples_are_not_worth_a_process():
+    assert Forecasters(PROBLEM).num_processes == 0
