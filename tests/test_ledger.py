@@ -95,6 +95,16 @@ def test_a_budget_out_of_range_is_refused(ledger, epsilon, delta):
         ledger.set_budget("reviews", epsilon=epsilon, delta=delta)
 
 
+def test_budgets_are_entries_too_and_all_of_them_are_kept(ledger):
+    first = spend(ledger, "a")
+    ledger.set_budget("letters", epsilon=2.0, delta=1e-6)
+    ledger.set_budget("reviews", epsilon=3.0, delta=DELTA)
+    second = spend(ledger, "b")
+    assert [(each.number, each.budget) for each in ledger.budgets("reviews")] == [(1, (1.0, DELTA)), (4, (3.0, DELTA))]
+    assert (first, second) == (2, 5) == tuple(entry.number for entry in ledger.entries("reviews"))
+    assert ledger.budget("reviews") == (3.0, DELTA) and ledger.budgets("nobody") == ()
+
+
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,9 @@
 
 One SQLite file for any number of data sets, each with a budget (epsilon, delta). An entry is a mechanism and its number
 of steps; what a data set has spent is their composition (`privacy.tuning.composed_epsilon`, for runs that may depend on
-earlier ones), not their sum. Entries are added and never changed: each carries the hash of all before it, and `check`
-sees one that was altered or cut out of the middle.
+earlier ones), not their sum. Budgets that were set and runs are entries, numbered from 1 through the whole file, so the
+first run of a new ledger is entry 2. Entries are added and never changed: each carries the hash of all before it, and
+`check` sees one that was altered or cut out of the middle.
 
 The entry comes first and the first noisy step after it, in one transaction that asks whether the budget allows it. So
 a crash in between counts as spent, though nothing was released, and of two processes that want the last of a budget one
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from noisecast import __version__
+from noisecast.files import why_unwritable
 from noisecast.privacy.accounting import NONE, PrivacySpent, epsilon_text
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.tuning import Run, composed_epsilon
@@ -47,12 +49,21 @@ class Budget(NamedTuple):
     delta: float
 
 
+class BudgetEntry(NamedTuple):
+    """A budget as it was set. number: of the entry, among all of the ledger, from 1.   when: UTC, ISO 8601."""
+
+    number: int
+    budget: Budget
+    when: str
+
+
 @dataclass(frozen=True)
 class Entry:
     """One run on a data set.
 
     Args:
-      number: of the entry, from 1.   dataset: its name in the ledger.
+      number: of the entry, among all of the ledger (budgets are entries too), from 1.
+      dataset: its name in the ledger.
       mechanism, num_steps: what was spent.   what: in words.
       run: a name of the run's randomness, the same when it is resumed; says nothing of the noise.
       when: UTC, ISO 8601.   version: of noisecast.
@@ -95,7 +106,7 @@ class PrivacyLedger:
     >>> ledger.spend("reviews", mechanism, 200_000, what="a model", run="third")
     Traceback (most recent call last):
     ValueError: The budget of 'reviews' is ε = 1 at δ = 1e-05, of which ... is spent; with this run it would be ....  \
-Train with more noise or fewer steps.
+Spend less: more noise, or fewer steps.
     """
 
     def __init__(self, path: str | Path, *, create: bool = False) -> None:
@@ -107,6 +118,8 @@ Train with more noise or fewer steps.
             )
         if self.path.is_dir():
             raise ValueError(f"Expected a ledger at {self.path}, found a folder; name a file.")
+        if create and not self.path.exists() and (reason := why_unwritable(self.path.absolute())) is not None:
+            raise ValueError(reason)
         if create:
             with self._writing() as connection:
                 if _is_empty(connection):
@@ -125,6 +138,10 @@ Train with more noise or fewer steps.
         """The budget that was set last. Raises: ValueError where none was."""
         return _budget(self._rows(), dataset)
 
+    def budgets(self, dataset: str) -> tuple[BudgetEntry, ...]:
+        """Every budget that was set, in order; the last one holds."""
+        return tuple(row.budget() for row in self._rows() if row.kind == "budget" and row.dataset == dataset)
+
     def entries(self, dataset: str) -> tuple[Entry, ...]:
         """Everything that was spent on a data set, in order."""
         return tuple(row.entry() for row in self._rows() if row.kind == "spend" and row.dataset == dataset)
@@ -133,6 +150,11 @@ Train with more noise or fewer steps.
         """All entries of a data set composed, at its budget's delta."""
         rows = self._rows()
         return _composed(_runs(rows, dataset), _budget(rows, dataset).delta)
+
+    def spent_with(self, dataset: str, mechanism: SampledGaussian, num_steps: int) -> PrivacySpent:
+        """What would be spent with one more run: nothing is written, and another process may come first."""
+        rows = self._rows()
+        return _composed([*_runs(rows, dataset), Run(mechanism, num_steps, "next")], _budget(rows, dataset).delta)
 
     # --- Spending -----------------------------------------------------------------------------------------------------
 
@@ -157,7 +179,7 @@ Train with more noise or fewer steps.
             _append(connection, rows, "budget", dataset, {"epsilon": epsilon, "delta": delta, **_stamp()})
 
     def spend(self, dataset: str, mechanism: SampledGaussian, num_steps: int, *, what: str, run: str) -> int:
-        """Write down a run that is about to begin, if the budget allows it; the number of its entry.
+        """Write down a run that is about to begin, if the budget allows it; the number of its entry (see `Entry`).
 
         Of the same `run` with the same mechanism and steps there is one entry: it is the run before, resumed.
 
@@ -176,7 +198,7 @@ Train with more noise or fewer steps.
                 now = epsilon_text(_composed(before, budget.delta).epsilon)
                 raise ValueError(
                     f"The budget of '{dataset}' is ε = {budget.epsilon:g} at δ = {budget.delta:g}, of which {now} is "
-                    f"spent; with this run it would be {epsilon_text(after)}. Train with more noise or fewer steps."
+                    f"spent; with this run it would be {epsilon_text(after)}. Spend less: more noise, or fewer steps."
                 )
             content = {"mechanism": mechanism.as_data(), "num_steps": num_steps, "what": what, "run": run}
             return _append(connection, rows, "spend", dataset, content | _stamp())
@@ -275,12 +297,14 @@ class _Row(NamedTuple):
             raise ValueError(f"Entry {self.number} cannot be read: it was altered; do not trust the totals.") from None
         return found
 
-    def budget(self) -> Budget:
+    def budget(self) -> BudgetEntry:
         try:
             data = json.loads(self.content)
-            found = Budget(float(data["epsilon"]), float(data["delta"]))
-            if not (0 < found.epsilon < math.inf and 0 < found.delta < 1):
+            found = BudgetEntry(self.number, Budget(float(data["epsilon"]), float(data["delta"])), data["when"])
+            if not (0 < found.budget.epsilon < math.inf and 0 < found.budget.delta < 1):
                 raise ValueError("range")
+            if not isinstance(found.when, str):
+                raise TypeError("text")
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise ValueError(f"Entry {self.number} cannot be read: it was altered; do not trust the totals.") from None
         return found
@@ -314,7 +338,7 @@ def _budget(rows: Sequence[_Row], dataset: str) -> Budget:
             f"Expected a data set with a budget (here: {known}), got '{dataset}'; set one by: "
             f"noisecast ledger budget LEDGER {dataset} --epsilon 8 --delta 1e-5"
         )
-    return found[-1].budget()
+    return found[-1].budget().budget
 
 
 def _runs(rows: Sequence[_Row], dataset: str) -> list[Run]:

@@ -1,8 +1,13 @@
 """`noisecast advise`: options that would be ignored, and probes that one record could upset, are refused."""
 
+import json
+import re
+
 import pytest
 
 from noisecast.cli import main
+from noisecast.ledger import PrivacyLedger
+from noisecast.scenario_file import read_scenario_file
 
 SCENARIO = """
 num_steps = 20
@@ -52,14 +57,84 @@ def test_a_probe_of_a_file_needs_public_labels_and_words(folder, capsys, more, m
     assert f"Expected {missing} in [problem]" in printed.err and printed.out == ""
 
 
-def test_with_them_it_says_what_is_not_covered(folder, capsys):
-    assert ask(folder, 'label_names = "labels.txt"\nvocabulary = "words.txt"', "--private-probe", "0.5") == 0
-    assert "Not covered: the number of records" in " ".join(capsys.readouterr().out.split())
+@pytest.mark.parametrize("epsilon, is_drowned", [("1.5", False), ("0.5", True)])
+def test_with_them_it_says_what_is_not_covered_and_whether_noise_is_all_there_is(folder, capsys, epsilon, is_drowned):
+    assert ask(folder, 'label_names = "labels.txt"\nvocabulary = "words.txt"', "--private-probe", epsilon) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Not covered: the number of records" in said and ("tell next to nothing" in said) == is_drowned
+
+
+PUBLIC_SHAPE = 'label_names = "labels.txt"\nvocabulary = "words.txt"'
+IN_LEDGER = ["--private-probe", "0.5", "--ledger", "l", "--dataset", "films"]
+
+
+@pytest.fixture
+def ledger(folder):
+    assert main(["ledger", "budget", "l", "films", "--epsilon", "0.8", "--delta", "1e-4"]) == 0
+    return PrivacyLedger(folder / "l")
+
+
+def test_a_probe_is_written_down_before_it_answers(folder, ledger, capsys, monkeypatch):
+    """Killed in the middle of the answer, it is spent."""
+    seen = []
+
+    def shown(*_):
+        seen.append(len(ledger.entries("films")))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("noisecast.cli.advise_probe._print_probe", shown)
+    capsys.readouterr()
+    assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER) == 130
+    assert seen == [1] and capsys.readouterr().out == ""
+    [entry] = ledger.entries("films")
+    assert entry.num_steps == 1 and entry.mechanism.sampling_probability == 1 and "probe" in entry.what
+    assert 0.49 < ledger.spent("films").epsilon <= 0.5
+
+
+def test_what_the_ledger_will_count_stands_beside_what_was_planned(folder, ledger, capsys):
+    """A plan adds up by loss distributions, the ledger by Renyi divergences: it may refuse who follows the advice."""
+    capsys.readouterr()
+    assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER, "--json") == 0
+    [left] = json.loads(capsys.readouterr().out)["left"]
+    [scenario] = read_scenario_file(folder / "asked.toml").scenarios
+    training = scenario.mechanism.with_noise_multiplier(left["noise_multiplier"])
+    assert left["spent_in_ledger"] == ledger.spent_with("films", training, 20).epsilon
+    assert left["target_epsilon"] == 2 < left["spent_in_ledger"] < 2.5 and len(ledger.entries("films")) == 1
+    assert main(["ledger", "budget", "l", "films", "--epsilon", "2", "--delta", "1e-4"]) == 0
+    capsys.readouterr()
+    assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER) == 0
+    told = capsys.readouterr().out
+    spent = ledger.spent_with("films", training, 20).epsilon
+    assert "in the ledger" in told and spent > left["spent_in_ledger"] and re.search(r"2\.\d+, refused", told)
+
+
+def test_each_probe_costs_again_until_the_budget_refuses(folder, ledger, capsys):
+    assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER) == 0
+    capsys.readouterr()
+    assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER, "--json") == 0  # two of 0.5, of which the whole is not 1
+    assert 0.6 < ledger.spent("films").epsilon <= 0.8
+    capsys.readouterr()
+    assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER) == 2
+    printed = capsys.readouterr()
+    assert "The budget of 'films' is ε = 0.8" in printed.err and printed.out == ""
+    assert len(ledger.entries("films")) == 2
+
+
+def test_a_probe_that_is_wrong_otherwise_spends_nothing(folder, ledger, capsys):
+    assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER[2:], "--private-probe", "3") == 2
+    assert ask(folder, "", *IN_LEDGER) == 2
+    assert ledger.entries("films") == ()
+    assert ask(folder, PUBLIC_SHAPE, "--private-probe", "0.5", "--ledger", "l") == 2
+    assert ask(folder, PUBLIC_SHAPE, "--private-probe", "0.5", "--ledger", "l", "--dataset", "books") == 2
+    said = capsys.readouterr().err.splitlines()
+    assert "Expected --ledger and --dataset, or neither" in said[-2] and "got 'books'" in said[-1]
 
 
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
+        (["asked.toml", "--epsilon", "2", "--ledger", "l", "--dataset", "films"], "with --private-probe alone"),
+        (["--numbers", "n.toml", "--ledger", "l", "--dataset", "films"], "Expected --numbers alone"),
         (["asked.toml", "--epsilon", "2", "--private-probe", "0.5", "--public"], "Expected --private-probe with"),
         (
             ["asked.toml", "--epsilon", "2", "--private-probe", "0.5", "--output", "o.parquet"],

@@ -78,6 +78,7 @@ def test_ragged_svmlight(folder, refused, content, sentence):
         ("--target-delta", [], "Expected --target-delta, got nothing."),
         ("--sampler", ["posson"], "posson"),
         ("--num-exmples", ["3"], "Did you mean --num-examples?"),
+        ("--num-examples", ["0"], "Expected --num-examples >= 1, got 0."),
     ],
 )
 def test_bad_numbers_of_account(refused, option, values, sentence):
@@ -96,6 +97,7 @@ def test_a_sampling_probability_above_one(refused):
         ("--learning-rate", ["0"], "Expected 0 < learning_rate < inf, got 0.0."),
         ("--l2-clip-norm", ["0"], "Expected a finite l2_clip_norm > 0, got 0.0"),
         ("--num-examples", ["10"], "Expected 0 < batch_size <= num_examples = 10, got 32"),
+        ("--num-examples", ["0"], "Expected --num-examples >= 1, got 0."),
         ("--test-fraction", ["1"], "Expected 0 < test_fraction < 1, got 1.0."),
         ("--test", ["nowhere.csv"], "There is no file nowhere.csv"),
         ("--bounds", ["nowhere.toml"], "There is no file nowhere.toml"),

@@ -71,6 +71,12 @@ def test_account_of_a_sampling_probability(capsys):
     assert spent["num_examples"] is None and spent["expected_batch_size"] is None
 
 
+def test_without_noise_nothing_is_said_to_have_accounted_for_it(capsys):
+    assert main([*ACCOUNT, "--noise-multiplier", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "inf   at delta 1e-05" in printed and "none" not in printed and "no guarantee" in " ".join(printed.split())
+
+
 def test_a_large_delta_is_warned_of(capsys):
     assert main([*with_option(ACCOUNT, "--target-delta", "1e-3"), "--noise-multiplier", "1"]) == 0
     assert "Warning: Expected target_delta < 1 / num_examples" in capsys.readouterr().err
@@ -99,6 +105,15 @@ def test_help_lists_every_command(capsys):
 def test_every_command_has_help(capsys, command):
     assert main([command, "--help"]) == 0
     assert "Usage: noisecast " + command in capsys.readouterr().out
+
+
+def test_a_commands_own_help_is_its_whole_docstring_and_the_list_has_a_line_of_it(capsys):
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert main(["predict", "--help"]) == 0
+    assert "A multi-label model gives every label" in " ".join(capsys.readouterr().out.split())
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == listed and "likeliest label" not in listed
 
 
 def test_version(capsys):
@@ -137,6 +152,15 @@ def test_a_trained_model_predicts(folder, capsys):
     assert capsys.readouterr().out == ""
     assert main(["predict", "model", "data.csv"]) == 0
     assert capsys.readouterr().out == (folder / "labels.csv").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("declared, warns", [(400, False), (500, True), (100, True), (100_000, True)])
+def test_a_declared_number_far_from_the_files_is_warned_of(folder, capsys, declared, warns):
+    """The batches of 300 rows are not those whose size the sums are divided by."""
+    arguments = with_option(with_option(TRAIN, "--num-steps", "2"), "--num-examples", str(declared))
+    assert main(arguments) == 0
+    expected = 32 * 300 / declared
+    assert (f"batches hold {expected:.2g} examples on average" in capsys.readouterr().err) == warns
 
 
 @pytest.mark.parametrize("optimizer", ["dp-sign-sgd", "dp-adam"])

@@ -35,6 +35,33 @@ def test_a_budget_is_set_spent_shown_and_then_refuses(folder, capsys):
     assert "Composed by RDP" in capsys.readouterr().out
 
 
+def test_what_is_shown_begins_with_the_budget_as_entry_1(folder, capsys):
+    assert main(["ledger", "budget", "l", "rows", "--epsilon", "1.5", "--delta", "0.01"]) == 0
+    assert main([*TRAIN, "--output", "one", "--ledger", "l", "--dataset", "rows"]) == 0
+    assert main(["ledger", "budget", "l", "rows", "--epsilon", "2", "--delta", "0.01"]) == 0
+    capsys.readouterr()
+    assert main(["ledger", "show", "l"]) == 0
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    told = [(line[0], " ".join(line[3:])) for line in words if line and line[0].isdigit()]
+    assert [number for number, _ in told] == ["1", "2", "3"]
+    assert [what for _, what in told[::2]] == ["budget: ε = 1.5 at δ = 0.01", "budget: ε = 2 at δ = 0.01"]
+    assert told[1][1].startswith("DP-SGD on logistic")
+    assert main(["ledger", "show", "l", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["rows"]
+    assert [(each["number"], each["epsilon"]) for each in shown["budgets"]] == [(1, 1.5), (3, 2.0)]
+    assert [each["number"] for each in shown["entries"]] == [2]
+
+
+def test_a_known_seed_is_refused_before_the_file_is_read(folder, capsys):
+    assert main(["ledger", "budget", "l", "rows", "--epsilon", "1.5", "--delta", "0.01"]) == 0
+    (folder / "rows.csv").unlink()
+    capsys.readouterr()
+    arguments = [*TRAIN, "--output", "m", "--ledger", "l", "--dataset", "rows", "--insecure-seed", "1"]
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert "Expected --ledger or --insecure-seed, got both" in printed.err and printed.out == ""
+
+
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
@@ -45,6 +72,7 @@ def test_a_budget_is_set_spent_shown_and_then_refuses(folder, capsys):
         ([*TRAIN, "--output", "m", "--ledger", "l"], "Expected --ledger and --dataset, or neither"),
         ([*TRAIN, "--output", "m", "--ledger", "l", "--dataset", "rows"], "Expected a ledger at l, found none"),
         (["ledger", "show", "rows.csv"], "rows.csv is not a ledger"),
+        (["ledger", "budget", "no/l", "rows", "--epsilon", "1", "--delta", "0.1"], "no to exist, so that l can be"),
     ],
 )
 def test_bad_input_is_one_sentence(folder, capsys, arguments, sentence):

@@ -1,11 +1,13 @@
 """`noisecast sweep`, `results` and `select` as a person meets them."""
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 from noisecast.cli import main
+from noisecast.sweeps import Store
 
 SWEEP = """
 num_steps = 40
@@ -152,6 +154,26 @@ def test_a_truncated_shard_is_refused_by_name(run, folder, swept):
     shard = next(folder.joinpath("store", "shards").glob("*.parquet"))
     shard.write_bytes(shard.read_bytes()[:100])
     assert shard.name in run("results", "store", status=2)
+
+
+@pytest.mark.parametrize("is_of_trials, warns", [(False, True), (True, False)])
+def test_a_store_whose_sweep_has_runs_to_come_says_so_but_not_how_many_trials(
+    folder, swept, capsys, monkeypatch, is_of_trials, warns
+):
+    whole = Store(folder / "store").ledger()
+    ((scenario, _), first), *_ = whole.runs.items()
+    monkeypatch.setattr(Store, "ledger", lambda self: replace(whole, runs={**whole.runs, (scenario, 99): first}))
+    monkeypatch.setattr(Store, "is_of_trials", is_of_trials)
+    said = "Warning: The sweep is not finished: 16 of 17 training runs are in store; run it again to go on."
+    select = ["select", "store", "--metric", "test_loss", "--price", "public", "--reason", "a test"]
+    for arguments in (["results", "store"], select):
+        assert main(arguments) == 0
+        assert (said in capsys.readouterr().err) == warns
+
+
+def test_a_finished_store_is_not_warned_of(swept, capsys):
+    assert main(["results", "store"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 # --- select ----------------------------------------------------------------------------------------------------------

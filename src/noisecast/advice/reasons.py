@@ -30,8 +30,11 @@ def reason_for(chosen: Prediction, others: Sequence[Prediction], kept: Predictio
     else:
         parts.append(f"the best of the tuned settings at {_value(kept)} ({_behind(chosen, kept)})")
     reason = ", ".join(parts) + "."
+    low, high = chosen.band
     if chosen.outcome.lead_over(untrained) < HARDLY:
         reason += f" Hardly anything is learnt at this budget: the untrained model is at {untrained.value:.4g}."
+    elif low <= untrained.value <= high:
+        reason += f" One run may end no better than the untrained model, which is at {untrained.value:.4g}."
     return reason
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import inspect
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from noisecast import __version__
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 SECONDS_BETWEEN_INTERRUPTS = 0.2
+HELP_FLAGS = {"--help", "-h"}
 
 app = App(
     name="noisecast",
@@ -30,7 +32,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 
-# The help stands here and not in the commands, so that listing them imports none of them.
+# A line each stands here and not in the commands, so that listing them imports none of them.
 COMMANDS = {
     "demo": "See it work: three optimizers at five privacy levels on handwritten digits, trained and predicted.",
     "train": "Train a model privately on a file of your own.",
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         return _complain(_unknown_command(arguments[0]))
     try:
-        with _insistent_interrupts():
+        with _insistent_interrupts(), _whole_help(arguments):
             app(arguments)
             sys.stdout.flush()
     except CycloptsError as error:
@@ -100,6 +102,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interruption:
         return _complain(str(interruption) or "Interrupted.", INTERRUPTED)
     return 0
+
+
+@contextmanager
+def _whole_help(arguments: Sequence[str]) -> Iterator[None]:
+    """Of a command that is asked for its own help: its whole docstring, not the line that stands in the list of all."""
+    name = arguments[0] if arguments else None
+    if name not in COMMANDS or HELP_FLAGS.isdisjoint(arguments[1:]):
+        yield
+        return
+    command: Any = app[name]
+    paragraphs = (inspect.getdoc(command.default_command) or COMMANDS[name]).split("\n\n")
+    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    try:
+        yield
+    finally:
+        command.help = COMMANDS[name]
 
 
 @contextmanager

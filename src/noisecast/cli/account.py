@@ -6,7 +6,7 @@ from cyclopts import Parameter
 
 from noisecast.cli.mechanism_options import MechanismOptions
 from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
-from noisecast.privacy.accounting import PrivacySpent, epsilon_spent, epsilon_text, warnings_for
+from noisecast.privacy.accounting import NONE, PrivacySpent, epsilon_spent, epsilon_text, warnings_for
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson, Sampler
 
@@ -83,8 +83,9 @@ def _as_json(
 
 
 def _print(mechanism: SampledGaussian, num_steps: int, spent: PrivacySpent) -> None:
+    by = "" if spent.accountant == NONE else f", by {spent.accountant}"
     rows = [
-        ("epsilon", f"{epsilon_text(spent.epsilon)}   at delta {spent.target_delta:g}, by {spent.accountant}"),
+        ("epsilon", f"{epsilon_text(spent.epsilon)}   at delta {spent.target_delta:g}{by}"),
         ("noise multiplier", number(mechanism.noise_multiplier)),
         ("steps", f"{num_steps:,}"),
         ("sampling probability", number(mechanism.sampling_probability)),
@@ -93,6 +94,7 @@ def _print(mechanism: SampledGaussian, num_steps: int, spent: PrivacySpent) -> N
         *(
             (f"by {name}", value if isinstance(value, str) else epsilon_text(value))
             for name, value in spent.details.items()
+            if name != NONE
         ),
         ("sampler", mechanism.sampler.statement()),
     ]

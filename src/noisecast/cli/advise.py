@@ -52,10 +52,17 @@ def advise(
     private_probe: Annotated[
         float | None, Parameter(help="Spend that epsilon on the numbers needed, instead of reading without noise.")
     ] = None,
+    ledger: Annotated[
+        Path | None,
+        Parameter(help="With --private-probe: privacy ledger to write it into before it answers; it may refuse."),
+    ] = None,
+    dataset: Annotated[str | None, Parameter(help="Name of the data set in the ledger.")] = None,
     json: Json = False,
 ) -> None:
     """Which optimizer, learning rate, clip norm and batch size at each budget, and what keeping yours would cost."""
-    _check_ways(scenario, numbers, private_probe, epsilon, (keep, same_batches, public, output, settings))
+    _check_ways(
+        scenario, numbers, private_probe, epsilon, (keep, same_batches, public, output, settings), (ledger, dataset)
+    )
     if numbers is not None:
         from noisecast.cli.advise_numbers import advise_numbers
 
@@ -65,14 +72,22 @@ def advise(
         raise ValueError("Expected a scenario file with the tuned settings, or --numbers with a file, got neither.")
     budgets = _budgets(epsilon)
     if private_probe is not None:
-        if not 0 < private_probe < math.inf:
-            raise ValueError(f"Expected a finite --private-probe > 0, got {private_probe}.")
-        from noisecast.cli.advise_probe import advise_probe, check_public_shape
-
-        check_public_shape(scenario)
-        advise_probe(_tuned(scenario), budgets, private_probe, json)
+        _probe(scenario, budgets, private_probe, ledger, dataset, json)
         return
     _advise(scenario, budgets, keep, same_batches, public, output, settings, json)
+
+
+def _probe(
+    file: Path, budgets: Sequence[float], epsilon: float, ledger: Path | None, dataset: str | None, json: bool
+) -> None:
+    from noisecast.cli.advise_probe import advise_probe, check_public_shape
+    from noisecast.cli.ledger_options import account_of
+
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"Expected a finite --private-probe > 0, got {epsilon}.")
+    account = account_of(ledger, dataset)
+    check_public_shape(file)
+    advise_probe(_tuned(file), budgets, epsilon, json, account)
 
 
 def _advise(
@@ -113,14 +128,21 @@ def _advise(
 # --- What is asked ---------------------------------------------------------------------------------------------------
 
 
-def _check_ways(scenario: Path | None, numbers: Path | None, probe: float | None, epsilon: Any, others: tuple) -> None:
+def _check_ways(
+    scenario: Path | None, numbers: Path | None, probe: float | None, epsilon: Any, others: tuple, of_ledger: tuple
+) -> None:
     """An option that would not be looked at is refused: silence would be taken for obedience."""
-    if numbers is not None and (scenario is not None or probe is not None or epsilon or any(others)):
+    if numbers is not None and (scenario is not None or probe is not None or epsilon or any((*others, *of_ledger))):
         raise ValueError("Expected --numbers alone (or with --json): its file holds the budgets; leave out the rest.")
     if probe is not None and any(others):
         raise ValueError(
-            "Expected --private-probe with a scenario file, --epsilon and --json alone: it forecasts nothing, and what "
-            "it spends would be wasted on --public data; leave out the rest."
+            "Expected --private-probe with a scenario file, --epsilon, --ledger, --dataset and --json alone: it "
+            "forecasts nothing, and what it spends would be wasted on --public data; leave out the rest."
+        )
+    if probe is None and any(of_ledger):
+        raise ValueError(
+            "Expected --ledger and --dataset with --private-probe alone: advice without it spends no epsilon that "
+            "could be written down; leave them out."
         )
 
 
@@ -243,7 +265,8 @@ def _settings_table(advice: Any) -> Table:
         **TABLE_STYLE,
     )
     headers = ["ε", "use", "rate", "clip", "batch", "steps", "noise", "loss"]
-    for header in [*headers, *([share.replace("test_accuracy", "test") if share else ""] if share else []), "kept"]:
+    shares = [] if share is None else [share.replace("test_accuracy", "test")]
+    for header in [*headers, *shares, "kept"]:
         table.add_column(header, justify="left" if header == "use" else "right", no_wrap=True)
     for each in advice.recommendations:
         scenario, mechanism = each.chosen.scenario, each.chosen.scenario.mechanism

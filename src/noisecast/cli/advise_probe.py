@@ -1,5 +1,7 @@
 """`noisecast advise --private-probe`: a look at the private data that is paid for, and advice fed with it."""
 
+import math
+import secrets
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,19 +16,25 @@ from noisecast.advice.numbers import advise_from_numbers
 from noisecast.advice.probe import ProbeResult, private_probe
 from noisecast.cli.advise_numbers import advice_as_json, print_advice
 from noisecast.cli.output import TABLE_STYLE, number, print_json, to_reader
+from noisecast.ledger import Account
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.scenario import Scenario
 
+DROWNED = 0.25  # standard error of a share; two of them are half of all records
 NOT_COVERED = "Not covered: the number of records, which sets the sampling probability and was taken as public."
 
 
 @dataclass(frozen=True)
 class BudgetLeft:
-    """At one total epsilon: the noise that training needs after the probe, and what it would need without it."""
+    """At one total epsilon: the noise that training needs after the probe, and what it would need without it.
+
+    spent_in_ledger: epsilon of the account after such a training; None without one.
+    """
 
     target_epsilon: float
     noise_multiplier: float
     without_probe: float
+    spent_in_ledger: float | None
 
 
 def check_public_shape(file: Path) -> None:
@@ -53,22 +61,23 @@ def check_public_shape(file: Path) -> None:
 
 
 def advise_probe(
-    scenarios: Sequence[Scenario], target_epsilons: Sequence[float], probe_epsilon: float, json: bool
+    scenarios: Sequence[Scenario],
+    target_epsilons: Sequence[float],
+    probe_epsilon: float,
+    json: bool,
+    account: Account | None = None,
 ) -> None:
     """Spend probe_epsilon on noisy counts of gradient norms, then advise at each total epsilon; printed.
 
     Args:
       scenarios: one or more of each optimizer, on one problem; the first of each is taken as tuned.
       target_epsilons: of probe and training together.   probe_epsilon: of the probe; below all of them.
-    Raises: ValueError where nothing would be left for training; before anything is spent.
+      account: a data set's in a privacy ledger; the probe is written down there before it answers, or refused.
+    Raises: ValueError where nothing would be left for training, or the account's budget would be exceeded; before
+      anything is spent.
     """
+    _check_left(target_epsilons, probe_epsilon)
     first = scenarios[0]
-    short = [epsilon for epsilon in target_epsilons if epsilon <= probe_epsilon]
-    if short or not target_epsilons:
-        got = ", ".join(f"{epsilon:g}" for epsilon in short) or "none"
-        raise ValueError(
-            f"Expected every target epsilon above the probe's {probe_epsilon:g}, got {got}; spend less on the probe."
-        )
     tuned = list({each.optimizer.name: each for each in reversed(scenarios)}.values())[::-1]
     numbers = _numbers(tuned)  # whatever is wrong with them, it is found before the budget is spent
     probe = private_probe(
@@ -78,9 +87,16 @@ def advise_probe(
         target_delta=first.target_delta,
         l2_clip_norms=[each.mechanism.l2_clip_norm for each in tuned],
     )
+    if account is not None:
+        _write_down(account, probe, first.problem.name)
     advice = advise_from_numbers(_numbers(tuned, probe), target_epsilons)
     left = [
-        BudgetLeft(each.target_epsilon, each.noise_multiplier, numbers.noise_multiplier(each.target_epsilon))
+        BudgetLeft(
+            each.target_epsilon,
+            each.noise_multiplier,
+            numbers.noise_multiplier(each.target_epsilon),
+            _spent_in_ledger(account, first, each.noise_multiplier),
+        )
         for each in advice.epsilons
     ]
     if json:
@@ -88,12 +104,37 @@ def advise_probe(
         return
     console = to_reader()
     _print_probe(console, probe, tuned)
-    _print_left(console, left)
+    _print_left(console, left, account)
     console.print(
         "\nAdvice from these noisy counts and the settings alone. Every epsilon below counts the probe too, but for "
         "those of a sweep. The counts are of the public start: later gradients may be shorter or longer."
     )
     print_advice(console, advice)
+
+
+def _check_left(target_epsilons: Sequence[float], probe_epsilon: float) -> None:
+    short = [epsilon for epsilon in target_epsilons if epsilon <= probe_epsilon]
+    if short or not target_epsilons:
+        got = ", ".join(f"{epsilon:g}" for epsilon in short) or "none"
+        raise ValueError(
+            f"Expected every target epsilon above the probe's {probe_epsilon:g}, got {got}; spend less on the probe."
+        )
+
+
+def _write_down(account: Account, probe: ProbeResult, problem: str) -> None:
+    """Before a word of the answer is printed: counts that were drawn and never left this process are no release.
+
+    Every probe draws noise of its own, so each has a name of its own.
+    """
+    what = f"probe of gradient norms on {problem}"
+    account.ledger.spend(account.dataset, probe.mechanism, 1, what=what, run=secrets.token_hex(8))
+
+
+def _spent_in_ledger(account: Account | None, scenario: Scenario, noise_multiplier: float) -> float | None:
+    if account is None:
+        return None
+    mechanism = scenario.mechanism.with_noise_multiplier(noise_multiplier)
+    return account.ledger.spent_with(account.dataset, mechanism, scenario.num_steps).epsilon
 
 
 def _numbers(tuned: Sequence[Scenario], probe: ProbeResult | None = None) -> Numbers:
@@ -161,18 +202,32 @@ def _print_probe(console: Console, probe: ProbeResult, tuned: Sequence[Scenario]
         between = f"{number(quantile.low, 3)} – {number(quantile.high, 3)}"
         table.add_row(number(quantile.probability), number(quantile.value, 3), between)
     console.print(table)
-    for clip in sorted({each.mechanism.l2_clip_norm for each in tuned}):
-        share = probe.clipped_share(clip)
+    shares = {clip: probe.clipped_share(clip) for clip in sorted({each.mechanism.l2_clip_norm for each in tuned})}
+    for clip, share in shares.items():
         console.print(f"Clipped at {clip:g}: {share.value:.3f} ± {share.standard_error:.3f} of the records.")
+    if max(share.standard_error for share in shares.values()) > DROWNED:
+        console.print("These counts tell next to nothing: their noise is as large as what they count; spend more.")
 
 
-def _print_left(console: Console, left: Sequence[BudgetLeft]) -> None:
-    table = Table(title="What is left for training", **TABLE_STYLE)
-    for name in ("epsilon in all", "noise mult.", "without probe", "more noise"):
+def _print_left(console: Console, left: Sequence[BudgetLeft], account: Account | None) -> None:
+    caption, budget = None, math.inf
+    if account is not None:
+        budget = account.ledger.budget(account.dataset).epsilon
+        # A plan made beforehand adds up by loss distributions; the ledger cannot know that there was one.
+        caption = (
+            f"in the ledger: the ε of '{account.dataset}' after such a training, all its entries counted as the ledger "
+            f"does, which is more than the plan's own; its budget is {budget:g}"
+        )
+    table = Table(title="What is left for training", caption=caption, **TABLE_STYLE)
+    headers = ("epsilon in all", "noise mult.", "without probe", "more noise")
+    for name in headers if account is None else (*headers, "in the ledger"):
         table.add_column(name, justify="right")
     for each in left:
         more = each.noise_multiplier / each.without_probe - 1
+        spent = each.spent_in_ledger
+        in_ledger = () if spent is None else (epsilon_text(spent) + (", refused" if spent > budget else ""),)
         table.add_row(
-            epsilon_text(each.target_epsilon), number(each.noise_multiplier), number(each.without_probe), f"{more:.1%}"
-        )
+            f"{each.target_epsilon:g}", number(each.noise_multiplier), number(each.without_probe), f"{more:.1%}",
+            *in_ledger,
+        )  # fmt: skip
     console.print(table)

@@ -282,14 +282,39 @@ def _print_notes(show: Callable, notes: Sequence[tuple[str, str]], refused: Sequ
 
 
 def _cross(able: Sequence[Scenario], refused: Sequence[str], moments: Moments, json: bool) -> None:
-    contestants = _contestants(able)
+    pairs = list(combinations(_contestants(able), 2))
+    low, high = _range_to_look_in(able)
+    found = _crossings(pairs, low, high, moments)
+    if json:
+        content = [_as_json(pair, crossing) for pair, crossing in zip(pairs, found, strict=True)]
+        print_json({"non_private": NON_PRIVATE, "crossings": content, "refusals": list(refused)})
+        return
+    console = to_reader()
+    _print_question(console, able[0], low, high)
+    notes = []
+    for pair, crossing in zip(pairs, found, strict=True):
+        console.print()
+        console.print(" and ".join(_described(scenario) for scenario in pair), style="bold")
+        for sentence in (*_sentences(crossing), _theorem_sentence(crossing.theorem)):
+            console.print(f"  {sentence}")
+        notes += [(scenario.optimizer.name, reason) for reason in crossing.reasons for scenario in pair]
+    console.print()
+    _print_notes(console.print, notes, refused)
+
+
+def _range_to_look_in(able: Sequence[Scenario]) -> tuple[float, float]:
     levels = {scenario.mechanism.noise_multiplier for scenario in able}
     low, high = min(levels), max(levels)
     if low == high:
         low, high = low / RANGE_AROUND_ONE_LEVEL, high * RANGE_AROUND_ONE_LEVEL
     if low == 0:
         raise ValueError("Expected noise multipliers > 0 with --crossing, got 0; give the file the range to look in.")
-    pairs = list(combinations(contestants, 2))
+    return low, high
+
+
+def _crossings(
+    pairs: Sequence[tuple[Scenario, Scenario]], low: float, high: float, moments: Moments
+) -> list[CrossingForecast]:
     found = []
     with share_progress("Looking for crossings") as progress:
         for done, (one, other) in enumerate(pairs):
@@ -306,27 +331,16 @@ def _cross(able: Sequence[Scenario], refused: Sequence[str], moments: Moments, j
                     progress=lambda share, done=done: progress((done + share) / len(pairs)),
                 )
             )
-    if json:
-        content = [_as_json(pair, crossing) for pair, crossing in zip(pairs, found, strict=True)]
-        print_json({"non_private": NON_PRIVATE, "crossings": content, "refusals": list(refused)})
-        return
-    console = to_reader()
-    first = able[0]
+    return found
+
+
+def _print_question(console: Console, first: Scenario, low: float, high: float) -> None:
     console.print(f"Which optimizer has the lower forecast loss after {first.num_steps:,} steps, {first.problem.name}")
     spent = [replace(first, mechanism=first.mechanism.with_noise_multiplier(z)).privacy_spent for z in (low, high)]
     epsilons = " to ".join(epsilon_text(each.epsilon, 3) for each in spent)
     console.print(
         f"Noise multipliers {number(low, 3)} to {number(high, 3)}: ε = {epsilons} at delta {first.target_delta:g}."
     )
-    notes = []
-    for pair, crossing in zip(pairs, found, strict=True):
-        console.print()
-        console.print(" and ".join(_described(scenario) for scenario in pair), style="bold")
-        for sentence in (*_sentences(crossing), _theorem_sentence(crossing.theorem)):
-            console.print(f"  {sentence}")
-        notes += [(scenario.optimizer.name, reason) for reason in crossing.reasons for scenario in pair]
-    console.print()
-    _print_notes(console.print, notes, refused)
 
 
 def _contestants(able: Sequence[Scenario]) -> list[Scenario]:

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
-from noisecast.ledger import Entry, PrivacyLedger
+from noisecast.ledger import BudgetEntry, Entry, PrivacyLedger
 from noisecast.privacy.accounting import epsilon_text
 
 
@@ -24,7 +24,8 @@ def ledger(
 ) -> None:
     """What was spent on each data set and how much is left; whether the ledger is sound; a data set's budget.
 
-    `noisecast train --ledger FILE --dataset NAME` writes a run down before its first step, or refuses it.
+    `noisecast train --ledger FILE --dataset NAME` writes a run down before its first step, or refuses it; `noisecast
+    advise --private-probe` a probe, before it answers.
     """
     if action == "budget":
         _set_budget(file, dataset, epsilon, delta)
@@ -57,29 +58,36 @@ def _check(ledger: PrivacyLedger, json: bool) -> None:
 
 
 def _show(ledger: PrivacyLedger, datasets: tuple[str, ...], json: bool) -> None:
-    found = {dataset: (ledger.budget(dataset), ledger.spent(dataset), ledger.entries(dataset)) for dataset in datasets}
     if json:
-        print_json({dataset: _as_json(*parts) for dataset, parts in found.items()})
+        print_json({dataset: _as_json(ledger, dataset) for dataset in datasets})
         return
     console = to_reader()
-    if not found:
+    if not datasets:
         console.print(f"{ledger.path} has no data set; set a budget: noisecast ledger budget {ledger.path} NAME ...")
-    for dataset, (budget, spent, entries) in found.items():
-        caption = f"Composed by {spent.accountant}: less than the sum of the runs' own." if len(entries) > 1 else None
-        table = Table(title=f"{escape(dataset)}: ε = {epsilon_text(spent.epsilon, 4)} of {budget.epsilon:g} spent at "
-                      f"δ = {budget.delta:g}", caption=caption, **TABLE_STYLE)  # fmt: skip
-        for header in ("entry", "when (UTC)", "what", "noise", "q", "steps"):
-            table.add_column(header, justify="left" if header in ("when (UTC)", "what") else "right")
-        for entry in entries:
-            table.add_row(*_cells(entry))
-        console.print(table)
+    for dataset in datasets:
+        console.print(_table(ledger, dataset))
 
 
-def _cells(entry: Entry) -> tuple[str, ...]:
+def _table(ledger: PrivacyLedger, dataset: str) -> Table:
+    """Budgets and runs in the order in which they were written."""
+    budget, spent, runs = ledger.budget(dataset), ledger.spent(dataset), ledger.entries(dataset)
+    title = (
+        f"{escape(dataset)}: ε = {epsilon_text(spent.epsilon, 4)} of {budget.epsilon:g} spent at δ = {budget.delta:g}"
+    )
+    caption = f"Composed by {spent.accountant}: less than the sum of the runs' own." if len(runs) > 1 else None
+    table = Table(title=title, caption=caption, **TABLE_STYLE)
+    for header in ("entry", "when (UTC)", "what", "noise", "q", "steps"):
+        table.add_column(header, justify="left" if header in ("when (UTC)", "what") else "right")
+    for entry in sorted([*ledger.budgets(dataset), *runs], key=lambda each: each.number):
+        table.add_row(str(entry.number), entry.when[:16].replace("T", " "), *_cells(entry))
+    return table
+
+
+def _cells(entry: Entry | BudgetEntry) -> tuple[str, ...]:
+    if isinstance(entry, BudgetEntry):
+        return (f"budget: ε = {entry.budget.epsilon:g} at δ = {entry.budget.delta:g}",)
     mechanism = entry.mechanism
     return (
-        str(entry.number),
-        entry.when[:16].replace("T", " "),
         escape(entry.what),
         number(mechanism.noise_multiplier, 4),
         number(mechanism.sampling_probability, 3),
@@ -87,11 +95,16 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def _as_json(budget: Any, spent: Any, entries: tuple[Entry, ...]) -> dict[str, Any]:
+def _as_json(ledger: PrivacyLedger, dataset: str) -> dict[str, Any]:
+    budget, spent = ledger.budget(dataset), ledger.spent(dataset)
     return {
         "budget_epsilon": budget.epsilon,
         "delta": budget.delta,
         "spent_epsilon": spent.epsilon,
         "accountant": spent.accountant,
-        "entries": [vars(entry) | {"mechanism": entry.mechanism.as_data()} for entry in entries],
+        "budgets": [
+            {"number": each.number, "epsilon": each.budget.epsilon, "delta": each.budget.delta, "when": each.when}
+            for each in ledger.budgets(dataset)
+        ],
+        "entries": [vars(entry) | {"mechanism": entry.mechanism.as_data()} for entry in ledger.entries(dataset)],
     }

@@ -52,6 +52,8 @@ class MechanismOptions:
             raise ValueError(f"Expected a finite --noise-multiplier >= 0, got {self.noise_multiplier}.")
 
     def sampler_for(self, batch_size: float, num_examples: int) -> Sampler:
+        if num_examples < 1:
+            raise ValueError(f"Expected --num-examples >= 1, got {num_examples}.")
         return sampler_named(self.sampler, batch_size, num_examples)
 
     def steps(self, sampler: Sampler) -> int:

@@ -65,15 +65,7 @@ def protocol(
     score = Score(metric, "final" if when == "final" else "last epochs")
     questions = _questions(file, RUNNERS[by], score)
     level = _tuned_at(which, tuned_at, questions)
-    with sweep_progress(f"Protocol {which.upper()}") as progress:
-
-        def ask(some: Sequence[Question], *, is_last: bool = True) -> pd.DataFrame:
-            return run_sweep(some, store, workers=workers, may_hold_more=not is_last, progress=progress)
-
-        if level is None:
-            found = protocol_b(ask(questions), score)
-        else:
-            found = protocol_a(ask_protocol_a(questions, score, tuned_at=level, ask=ask), score, tuned_at=level)
+    found = _found(questions, score, level, store, workers)
     if figure is not None:
         with written_whole(figure) as temporary:
             protocol_picture.save(protocol_picture.draw(found, score.label), temporary)
@@ -102,6 +94,20 @@ def protocol(
         console.print(f"Left out: {sentence}")
     if figure is not None:
         console.print(f"Written: {figure}", soft_wrap=True)
+
+
+def _found(
+    questions: tuple[Question, ...], score: Score, level: float | None, store: Path, workers: int | None
+) -> pd.DataFrame:
+    """The best cells; `level`: to tune at, None for Protocol B."""
+    with sweep_progress(f"Protocol {'B' if level is None else 'A'}") as progress:
+
+        def ask(some: Sequence[Question], *, is_last: bool = True) -> pd.DataFrame:
+            return run_sweep(some, store, workers=workers, may_hold_more=not is_last, progress=progress)
+
+        if level is None:
+            return protocol_b(ask(questions), score)
+        return protocol_a(ask_protocol_a(questions, score, tuned_at=level, ask=ask), score, tuned_at=level)
 
 
 # --- What is asked ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from noisecast.cli.answer import summaries
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn
+from noisecast.cli.unfinished import why_unfinished
 from noisecast.files import why_unwritable, written_whole
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.sweeps import Store
@@ -24,14 +25,18 @@ def results(
     sql: Annotated[
         str | None, Parameter(help="A DuckDB query of the table `results`, one row a number; see --columns.")
     ] = None,
-    columns: Annotated[bool, Parameter(negative=(), help="List the columns and metrics of `results`.")] = False,
+    columns: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="List the columns and metrics of `results`.")
+    ] = False,
     metric: Annotated[str, Parameter(help="What to show of each scenario at its end.")] = "loss",
     output: Annotated[Path | None, Parameter(help="Write all rows shown to a .csv or .parquet file.")] = None,
     json: Json = False,
 ) -> None:
     """Read a store: the end of every scenario, or any question in SQL. All metrics are non-private."""
     _check_output(output)
-    table = Store(store).read()
+    opened = Store(store)
+    table = opened.read()
+    warn(why_unfinished(opened, table))
     if columns:
         rows = pd.DataFrame({"column": table.columns, "type": [str(t) for t in table.dtypes]})
     elif sql is not None:
@@ -50,7 +55,7 @@ def results(
         return
     is_ends = sql is None and not columns
     to_reader().print(_shown(_for_a_screen(rows, metric) if is_ends else rows, f"{store} (non_private)"))
-    if is_ends and Store(store).is_of_trials:
+    if is_ends and opened.is_of_trials:
         print("These are random trials: their number, and all of them but the best, must stay secret.")
 
 

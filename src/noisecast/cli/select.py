@@ -7,7 +7,8 @@ import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, facts, number, print_json, to_reader
+from noisecast.cli.output import TABLE_STYLE, Json, facts, number, print_json, to_reader, warn
+from noisecast.cli.unfinished import why_unfinished
 from noisecast.files import why_unwritable
 from noisecast.model_dir import save_parameters
 from noisecast.privacy.accounting import epsilon_text
@@ -68,6 +69,7 @@ def select(
         runner=runner,
         last_epochs=last_epochs,
     )
+    warn(why_unfinished(opened, table))
     if sweep is not None and output is not None:
         save_parameters(output, chosen_model(chosen, read_sweep_file(sweep).questions, opened))
     if json:

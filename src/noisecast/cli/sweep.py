@@ -26,7 +26,9 @@ def sweep(
     ray: Annotated[
         str | None, Parameter(help='Address of a Ray cluster to run on: "auto", "local" or host:port.')
     ] = None,
-    estimate: Annotated[bool, Parameter(negative=(), help="Say how long it would take, from a short trial.")] = False,
+    estimate: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Say how long it would take, from a short trial.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run a grid of scenarios; run it again, and it goes on where it ended."""

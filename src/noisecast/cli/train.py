@@ -7,13 +7,15 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from noisecast.cli.learning_rate import PublicScale, starting_learning_rate
+from noisecast.cli.ledger_options import account_of
 from noisecast.cli.mechanism_options import MechanismOptions
 from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
 from noisecast.cli.progress import training_progress
 from noisecast.files import why_unwritable
-from noisecast.ledger import Account, PrivacyLedger
+from noisecast.ledger import Account
 from noisecast.model_dir import save_model
 from noisecast.privacy.accounting import epsilon_text, warnings_for
+from noisecast.privacy.sampling import Poisson
 from noisecast.problems.datasets import (
     Dataset,
     Encoder,
@@ -34,6 +36,7 @@ from noisecast.scenario_file import OPTIMIZER_NAMES
 from noisecast.table import METRICS
 
 OptimizerName = Literal["dp-sgd", "dp-sign-sgd", "dp-adam"]
+FAR_OFF = 1.5  # times as many examples as the file has rows, or as few
 GUESSED_TOKENS = 100  # of a text whose length is not bounded; only the default learning rate looks at it
 
 
@@ -156,58 +159,64 @@ def train(
     logistic output for each label, which a row may have or not have.
     """
     options.check()
-    if secure_noise and insecure_seed is not None:
-        raise ValueError("Expected --insecure-seed or --secure-noise, got both: no cipher hides a seed that is known.")
-    if secure_noise:
-        import randomgen  # noqa: F401  (its absence is better known before the file is read)
+    _check_noise(insecure_seed, secure_noise)
     _check_places(output, resume)
-    account = _account(ledger, dataset)
-    checkpoint = _checkpoint_of(output)
+    account = account_of(ledger, dataset)
+    if account is not None and insecure_seed is not None:
+        raise ValueError("Expected --ledger or --insecure-seed, got both: a run from a known seed has no guarantee.")
     plan = _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_norm, target_delta, num_examples)
     warn(plan.warnings)
     if not json:
         to_reader().print(_what_will_run(plan))
-    try:
-        with training_progress(plan.scenario) as watch:
-            model = run(
-                plan.scenario,
-                insecure_seed=insecure_seed,
-                secure_noise=secure_noise,
-                checkpoint=checkpoint,
-                resume=resume,
-                watch=watch,
-                save=lambda model: save_model(
-                    output,
-                    model,
-                    encoder=plan.encoder,
-                    label_names=plan.train.label_names,
-                    label_separator=files.label_separator,
-                ),
-                account=account,
-                unit="one example (a row of the training file)",
-                also_not_covered=plan.not_covered,
-            )
-    except Interrupted as interruption:
-        raise KeyboardInterrupt(str(interruption)) from None
+    model = _trained(plan, output, files.label_separator, resume, insecure_seed, secure_noise, account)
     if json:
         print_json(_as_json(plan, model, output))
     else:
         _print_result(model, output)
 
 
+def _trained(
+    plan: Plan,
+    output: Path,
+    label_separator: str | None,
+    resume: bool,
+    insecure_seed: int | None,
+    secure_noise: bool,
+    account: Account | None,
+) -> TrainedModel:
+    """Run the plan, and save its model at `output`. Raises: KeyboardInterrupt, with the way to go on."""
+
+    def save(model: TrainedModel) -> None:
+        names = plan.train.label_names
+        save_model(output, model, encoder=plan.encoder, label_names=names, label_separator=label_separator)
+
+    try:
+        with training_progress(plan.scenario) as watch:
+            return run(
+                plan.scenario,
+                insecure_seed=insecure_seed,
+                secure_noise=secure_noise,
+                checkpoint=_checkpoint_of(output),
+                resume=resume,
+                watch=watch,
+                save=save,
+                account=account,
+                unit="one example (a row of the training file)",
+                also_not_covered=plan.not_covered,
+            )
+    except Interrupted as interruption:
+        raise KeyboardInterrupt(str(interruption)) from None
+
+
+def _check_noise(insecure_seed: int | None, secure_noise: bool) -> None:
+    if secure_noise and insecure_seed is not None:
+        raise ValueError("Expected --insecure-seed or --secure-noise, got both: no cipher hides a seed that is known.")
+    if secure_noise:
+        import randomgen  # noqa: F401  (its absence is better known before the file is read)
+
+
 def _checkpoint_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.checkpoint")
-
-
-def _account(ledger: Path | None, dataset: str | None) -> Account | None:
-    """Before anything is read: a run without a budget would only find out later."""
-    if (ledger is None) != (dataset is None):
-        raise ValueError("Expected --ledger and --dataset, or neither; give what is missing.")
-    if ledger is None or dataset is None:
-        return None
-    account = Account(PrivacyLedger(ledger), dataset)
-    account.ledger.budget(dataset)  # raises where there is none
-    return account
 
 
 def _check_places(output: Path, resume: bool) -> None:
@@ -231,15 +240,19 @@ def _check_places(output: Path, resume: bool) -> None:
 def _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_norm, target_delta, num_examples) -> Plan:
     train, test, encoder = files.load(file)
     declared = num_examples if num_examples is not None else train.num_examples
-    if declared < 1:
-        raise ValueError(f"Expected --num-examples >= 1, got {declared}.")
-    delta = target_delta if target_delta is not None else _delta_below_one_over(declared)
     sampler = options.sampler_for(batch_size, declared)
+    delta = target_delta if target_delta is not None else _delta_below_one_over(declared)
     num_steps = options.steps(sampler)
     mechanism = options.mechanism(sampler, num_steps=num_steps, target_delta=delta, l2_clip_norm=l2_clip_norm)
     problem = linear_model(train, test)
     kind = OPTIMIZER_NAMES[optimizer]
     origin, warnings = "as given", warnings_for(mechanism, target_delta=delta)
+    if isinstance(sampler, Poisson) and not 1 / FAR_OFF <= declared / train.num_examples <= FAR_OFF:
+        held = number(sampler.sampling_probability * train.num_examples, 2)
+        warnings.append(
+            f"--num-examples {declared:,} is far from the file's number of rows: batches hold {held} examples on "
+            f"average, and their sums are divided by {batch_size:g}."
+        )
     if files.label_separator is not None and train.labels.shape[1] <= 1:
         warnings.append(f"No row has more than one label: is '{files.label_separator}' what stands between them?")
     if learning_rate is None:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule  # pyright: ignore[reportMissingImports]
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler  # pyright: ignore[reportMissingImports]
 
+SAME_LOSS = 0.01  # of a loss: bfloat16 rounds to four thousandths
+
 
 @dataclass(frozen=True, kw_only=True)
 class NonPrivateGradients:
@@ -61,7 +63,8 @@ def measure(
       loss_fn: loss_fn(module(inputs), targets) -> scalar over the batch.
       data_loader: gives (inputs, targets), each example once: the one that you would hand to `make_private`.
       l2_clip_norm: C > 0 [loss/params]; inf for none.
-      loss_reduction: what loss_fn does over the batch, "mean" or "sum".
+      loss_reduction: what loss_fn does over the batch, "mean" or "sum". Opacus trusts it, and where it is not so every
+        norm is wrong by the batch size; here it is looked at, by a batch in which every example comes twice.
     Raises: TypeError or ValueError for a module, loader or loss of another kind.
 
     >>> data = torch.utils.data.TensorDataset(torch.tensor([[3.0], [0.5]]), torch.ones(2, 1))
@@ -111,16 +114,48 @@ def _flat(param: Any) -> Any:
 def _losses(module: GradSampleModule, loss_fn: Callable, data_loader: Any) -> Iterator[float]:
     """Each batch's loss; its per-example gradients are in the parameters' grad_sample, (batch, ...)."""
     device = next(module.parameters()).device
+    is_checked = False
     for batch in data_loader:
         if not (isinstance(batch, list | tuple) and len(batch) == 2):
             raise TypeError(f"Expected batches of (inputs, targets), got {type(batch).__name__}.")
         inputs, targets = (part.to(device) for part in batch)
+        is_checked = is_checked or _reduces_as_declared(module, loss_fn, inputs, targets)
         module.zero_grad(set_to_none=True)
         loss = loss_fn(module(inputs), targets)
         if loss.ndim:
             raise ValueError(f"Expected loss_fn to return a scalar over the batch, got shape {tuple(loss.shape)}.")
         loss.backward()
         yield loss.item()
+
+
+def _reduces_as_declared(module: GradSampleModule, loss_fn: Callable, inputs: Any, targets: Any) -> bool:
+    """Whether this batch shows that the loss is a mean or a sum, as it was declared; a loss of 0 shows nothing.
+
+    The per-example gradients cannot: Opacus scales them such that their mean is the batch's gradient, in any case.
+
+    Raises: ValueError where it is not as it was declared, TypeError where that can neither be seen nor asked.
+    """
+    if not (isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)):
+        if hasattr(loss_fn, "reduction"):  # then it was compared with what was declared
+            return True
+        raise TypeError(
+            f"Expected inputs and targets as tensors, got {type(inputs).__name__} and {type(targets).__name__}; or "
+            "give a loss_fn that says its reduction, as those of torch.nn do."
+        )
+    with torch.no_grad():
+        module.eval()  # the same twice: no dropout
+        once, twice = (loss_fn(module(torch.cat([inputs] * n)), torch.cat([targets] * n)) for n in (1, 2))
+        module.train()
+    if once.ndim or not (once.isfinite() and twice.isfinite()) or once == 0:
+        return False
+    grows, expected = float(twice / once), {"mean": 1.0, "sum": 2.0}[module.loss_reduction]
+    if abs(grows - expected) > SAME_LOSS:
+        raise ValueError(
+            f"Expected a loss_fn that takes the {module.loss_reduction} over the batch and is {expected:g} times as "
+            f"large when every example comes twice, got one that is {grows:.3g} times as large; give loss_reduction as "
+            'it is, "mean" or "sum".'
+        )
+    return True
 
 
 def _check(module: Any, loss_fn: Any, data_loader: Any, l2_clip_norm: float, loss_reduction: str) -> None:

@@ -1,8 +1,9 @@
 """DP-SGD, DP-SignSGD, DP-Adam and their pieces as Optax gradient transformations, for a training loop of your own.
 
 One frozen `SampledGaussian` says how batches are drawn, how gradients are clipped, how much noise is added and by what
-the sum is divided, and is what the accountant sees. Not for `optax.masked`, `optax.partition` or `optax.MultiSteps`
-around the private part: they would hand it a part of a gradient, or a mean of different examples' gradients.
+the sum is divided, and is what the accountant sees. No wrapper goes around the private part that would hand it a part
+of a gradient (`optax.masked`, `optax.partition`), a mean of several batches (`optax.MultiSteps`) or some steps only
+(`optax.apply_if_finite`, `optax.conditionally_transform`, `optax.conditionally_mask`).
 """
 
 try:

@@ -15,6 +15,14 @@ from noisecast.privacy.noise import SecureKey
 # Folded into a JAX key before noise is drawn from it, so that the caller's other uses of the key share nothing with it.
 _NOISE_STREAM = 0x6E6F6973
 
+# Of wrappers that call what they hold at some steps only; the other steps hand on a sum without noise, or none.
+_AT_SOME_STEPS = (
+    optax.ApplyIfFiniteState,
+    optax.ConditionallyMaskState,
+    optax.ConditionallyTransformState,
+    optax.MultiStepsState,
+)
+
 
 class NoiseState(NamedTuple):
     """key: (2,) uint32, of this noise alone.   step: how many releases were made; () int32."""
@@ -76,13 +84,26 @@ def releases(state: Any) -> int:
 
     Args:
       state: of an optimizer that holds exactly one `add_noise`, however deep.
-    Raises: ValueError when there is none or more than one.
+    Raises: ValueError when there is none or more than one, or it is within a wrapper that leaves steps out
+      (`optax.apply_if_finite`, `conditionally_mask`, `conditionally_transform`, `MultiSteps`): no number is right then.
     """
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, NoiseState))
-    found = [node for node in nodes if isinstance(node, NoiseState)]
+    found = _all_of(NoiseState, state)
     if len(found) != 1:
         raise ValueError(f"Expected a state with one add_noise in it, got {len(found)}.")
+    for wrapper in _all_of(_AT_SOME_STEPS, state):
+        if _all_of(NoiseState, wrapper):
+            raise ValueError(
+                f"Expected add_noise outside of any wrapper that leaves steps out, got it within a "
+                f"{type(wrapper).__name__}: what it leaves out had no noise or was not counted. Put the wrapper around "
+                "what follows add_noise."
+            )
     return int(found[0].step)
+
+
+def _all_of(kinds: Any, state: Any) -> list[Any]:
+    """The outermost nodes of these types."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kinds))
+    return [node for node in nodes if isinstance(node, kinds)]
 
 
 def _key_words(key: Any) -> jax.Array:

@@ -485,7 +485,7 @@ class _Step:
         return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -last, last, deltas)
 
 
-_WHOLE_ORDERS = (*range(2, 33), *range(36, 128, 8), 160, 256, 512, 1024)
+_WHOLE_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256, 512, 1024)
 
 # Tried in turn, each only when the largest order of the one before is still the best: a small epsilon needs large
 # orders.

@@ -6,7 +6,8 @@ tuning_cost   what choosing costs
 snippets      settings to copy, in four libraries
 chart_data    the table that the sliders read;   static_chart   the main chart without JavaScript
 markup        HTML that cannot be broken out of;   parts   pieces of both pages
-store_page, model_page   the pages;   page.css, chart.js, page.js   what they look like and do
+store_page, trials_page, model_page   the pages;   store_*   one section of the store's page each
+page.css, chart.js, page.js   what they look like and do
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ __all__ = ["report_page", "write_report"]
 
 def report_page(path: str | Path, *, metric: str | None = None) -> str:
     """The page as text; the same store or model gives the same page, to the last byte.
+
+    But for a price that the accountant's tight bound cannot find within its time limit: a slower machine then shows the
+    looser upper bound.
 
     Args:
       path: a folder that `noisecast sweep`, `noisecast train` or `noisecast select --output` wrote.

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from noisecast.optimizers import OPTIMIZERS
-from noisecast.privacy.accounting import epsilon_text
 from noisecast.protocols import Score, ranked, tuned
+from noisecast.report.parts import shown_epsilon
 from noisecast.report.thresholds import Point, in_words, thresholds
 from noisecast.table import DIVERGED, METRICS
 
@@ -99,7 +99,7 @@ def verdict(found: list[Answer]) -> str:
         return "Nothing is best: every run diverged."
     winners = [str(each.best["optimizer"]) for each in runs]
     if len(runs) == 1:
-        return f"{winners[0]} is best at ε = {_short(runs[0].epsilon)}."
+        return f"{winners[0]} is best at ε = {shown_epsilon(runs[0].epsilon)}."
     if len(set(winners)) == 1:
         return f"{winners[0]} is best at every ε."
     # An optimizer that nothing beats for sure is the simplest advice.
@@ -119,7 +119,10 @@ def smallest_means(found: list[Answer]) -> str:
             spans[-1] = (name, spans[-1][1], each.epsilon)
         else:
             spans.append((name, each.epsilon, each.epsilon))
-    parts = [f"{n} at ε = {_short(a)}" if a == b else f"{n} from ε = {_short(a)} to {_short(b)}" for n, a, b in spans]
+    parts = [
+        f"{n} at ε = {shown_epsilon(a)}" if a == b else f"{n} from ε = {shown_epsilon(a)} to {shown_epsilon(b)}"
+        for n, a, b in spans
+    ]
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"The best mean has {listed}."
 
@@ -265,7 +268,3 @@ def _leader(curves: dict[str, list[Point]], first: str, second: str, more: bool)
                 a, b = (worst if v is None else v for v in (one.value, other.value))
                 return first if (a > b) == more else second
     return None
-
-
-def _short(epsilon: float) -> str:
-    return epsilon_text(epsilon, 2)

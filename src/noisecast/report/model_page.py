@@ -19,11 +19,12 @@ from noisecast.report.parts import (
     banner,
     chart,
     facts,
+    footer,
     number,
     optimizer_name,
     scripted,
     section,
-    settings_to_copy,
+    settings_of_one,
     table,
     without_scripts,
 )
@@ -59,7 +60,7 @@ def model_page(path: Path) -> str:
                 _tuning(privacy),
                 _to_copy(statement),
             ),
-            _footer(),
+            footer(),
         ]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
@@ -272,18 +273,7 @@ def _to_copy(statement: _Statement) -> Html:
     if settings is None:
         why = "This folder does not say the learning rate, so there is nothing to copy; its sweep does."
         return section("Settings to copy", tag("p", why), id_="copy")
-    title = f"{settings.optimizer}, learning rate {number(settings.learning_rate)}"
-    return section("Settings to copy", settings_to_copy([(title, settings)]), id_="copy", class_="long")
-
-
-def _footer() -> Html:
-    from noisecast import __version__
-
-    return tag(
-        "footer",
-        tag("p", f"Written by noisecast {__version__}. This file loads nothing and sends nothing.", class_="note"),
-        tag("p", id="announce", class_="hidden", aria_live="assertive"),
-    )
+    return settings_of_one(settings)
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:

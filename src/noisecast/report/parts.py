@@ -1,4 +1,4 @@
-"""Pieces that both pages are made of: tables, sections, snippets, marks of optimizers."""
+"""Pieces that all pages are made of: tables, sections, snippets, marks of optimizers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.report.markup import Child, Html, joined, tag
 from noisecast.report.snippets import Settings, snippets
+from noisecast.table import DIVERGED
 
+RUNNER_WORDS = {"training": "trained", "moments": "forecast", "sde": "SDE", "closed_form": "closed form"}
 _MARKS = {  # the shapes of chart.js
     "DP-SGD": "M1,6a5,5 0 1,0 10,0a5,5 0 1,0 -10,0Z",
     "DP-SignSGD": "M1,1h10v10h-10Z",
@@ -42,6 +44,29 @@ def shown_epsilon(epsilon: float) -> str:
     if not 1000 <= epsilon < 1e9:
         return epsilon_text(epsilon, 3)
     return f"{math.ceil(epsilon):,}"
+
+
+def listed(values: Sequence[float]) -> str:
+    """Sorted numbers one by one, or how many there are and their ends.
+
+    >>> listed([0.1, 1.0]), listed([float(i) for i in range(9)])
+    ('0.1, 1', '9 values from 0 to 8')
+    """
+    if len(values) > 8:
+        return f"{len(values)} values from {number(values[0])} to {number(values[-1])}"
+    return ", ".join(number(value) for value in values)
+
+
+def mean_with_interval(row: Any) -> Html:
+    """The value of a row of `protocols.tuned`, with half its 95 % interval and its standard error where it has them."""
+    if row["status"] == DIVERGED:
+        return tag("span", "diverged")
+    half = row["high"] - row["value"]
+    if not math.isfinite(half):
+        return tag("span", number(row["value"]))
+    # One child for a flex row on a phone.
+    error = tag("span", f"se {number(row['standard_error'], 2)}", class_="soft")
+    return tag("span", f"{number(row['value'])} ± {number(half, 2)}", error)
 
 
 def section(title: str, *children: Child, id_: str, non_private: bool = False, class_: str | None = None) -> Html:
@@ -115,8 +140,29 @@ def without_scripts(*children: Child) -> Html:
     return tag("div", *children, class_="unscripted")
 
 
-def settings_to_copy(choices: Sequence[tuple[str, Settings]]) -> Html:
-    """Every choice in every library, with what differs there; the first open."""
+def settings_section(choices: Sequence[tuple[str, Settings]], *, before: Child = None, after: Child = None) -> Html:
+    """Every choice, with its title, in every library and with what differs there; the first open."""
+    return section("Settings to copy", before, _settings_to_copy(choices), after, id_="copy", class_="long")
+
+
+def settings_of_one(settings: Settings) -> Html:
+    """The same where there is one choice."""
+    title = f"{settings.optimizer}, learning rate {number(settings.learning_rate)}"
+    return settings_section([(title, settings)])
+
+
+def footer() -> Html:
+    """Who wrote the page, and the place from which screen readers are told what changes."""
+    from noisecast import __version__
+
+    return tag(
+        "footer",
+        tag("p", f"Written by noisecast {__version__}. This file loads nothing and sends nothing.", class_="note"),
+        tag("p", id="announce", class_="hidden", aria_live="assertive"),
+    )
+
+
+def _settings_to_copy(choices: Sequence[tuple[str, Settings]]) -> Html:
     parts = []
     for i, (title, settings) in enumerate(choices):
         blocks = [

@@ -158,6 +158,10 @@ while step < num_steps:
             break
 print("epsilon", engine.get_epsilon(delta={_toml(s.target_delta)}))
 """
+    return Snippet("Opacus", "python", code, _what_opacus_does_differently(s, n, batch))
+
+
+def _what_opacus_does_differently(s: Settings, n: int, batch: int) -> str:
     length = math.ceil(n / batch)
     divisor = int(n / length)
     differs = (
@@ -169,8 +173,7 @@ print("epsilon", engine.get_epsilon(delta={_toml(s.target_delta)}))
         differs += f"For steps as long as ours multiply the learning rate by {divisor}/{s.expected_batch_size:g}. "
     if s.optimizer == "DP-SignSGD":
         differs += "Opacus has no sign optimizer: DPSignSGD is noisecast's. "
-    differs += "It has no defence against a seeded generator: for a release make PrivacyEngine(secure_mode=True)."
-    return Snippet("Opacus", "python", code, differs)
+    return f"{differs}It has no defence against a seeded generator: for a release make PrivacyEngine(secure_mode=True)."
 
 
 _KEY = 'jax.random.wrap_key_data(np.frombuffer(secrets.token_bytes(8), np.uint32), impl="threefry2x32")'
