@@ -8,7 +8,7 @@ from noisecast.forecasting.outcome import LARGER_IS_BETTER, Outcome
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.scenario import Scenario
 
-# Of the loss: the larger 95th percentile of |forecast - mean over seeds| in docs/accuracy.md.
+# Of the loss: no cell of docs/accuracy.md whose trained mean is known to 1 % is off by more.
 FORECAST_ERROR = 0.024
 How = Literal["kept", "re-tuned", "re-tuned, other batches"]
 
@@ -39,8 +39,8 @@ class Prediction:
 
           sqrt((2 spread)^2 + (0.024 value)^2)
 
-        spread is the forecast's standard deviation of one run (0 where it predicts none), 2.4 % the larger of the two
-        95th percentiles of the forecast's error that are measured in docs/accuracy.md. NaN where the forecast diverges.
+        spread is the forecast's standard deviation of one run (0 where it predicts none), 2.4 % the forecast's own error:
+        no cell of docs/accuracy.md whose trained mean is known to 1 % is off by more. NaN where the forecast diverges.
         """
         if not math.isfinite(self.outcome.value):
             return math.nan

@@ -16,7 +16,7 @@ from noisecast.problems.datasets import Dataset
 from noisecast.problems.linear import LOGISTIC, SOFTMAX, Likelihood, linear_model
 
 # Rows of norm data_norm are trained with this norm: beside the intercept's constant 1 they then have nearly all of the
-# clip norm for themselves. From 4 to 16 nothing changed on the data sets of docs/estimators.md, 1 was worse.
+# clip norm for themselves.
 ROW_NORM = 4.0
 NO_WEIGHTS = "a weight would multiply what one row can change, which the clip norm and epsilon do not know of"
 

@@ -34,8 +34,8 @@ def with_learning_rate(optimizer: Optimizer, learning_rate: float) -> Optimizer:
     """The same optimizer at another learning rate. Raises: ValueError unless 0 < learning_rate < inf.
 
     >>> from noisecast import DPAdam
-    >>> with_learning_rate(DPAdam(learning_rate=1.0, beta1=0.8), 0.1)
-    DPAdam(learning_rate=0.1, beta1=0.8, beta2=0.999, epsilon=1e-08)
+    >>> with_learning_rate(DPAdam(learning_rate=1.0, b1=0.8), 0.1)
+    DPAdam(learning_rate=0.1, b1=0.8, b2=0.999, eps=1e-08)
     """
     given: Any = optimizer  # a protocol does not say that it is a dataclass
     return replace(given, learning_rate=learning_rate)

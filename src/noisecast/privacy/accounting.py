@@ -209,7 +209,8 @@ def calibrate_noise_multiplier(
 
     @cache
     def excess(log_z: float) -> float:
-        return math.log(min(max(epsilon(math.exp(log_z)), 1e-12), 1e12) / target_epsilon)
+        ratio = epsilon(math.exp(log_z)) / target_epsilon
+        return math.log(min(max(ratio, 1e-3), 1e12))  # epsilon may be 0, or infinite
 
     start = _log_multiplier_by_rdp(mechanism, target_epsilon, target_delta, num_steps)
     z = _round_up_to_four_digits(math.exp(_zero_of(excess, start, target_epsilon)))

@@ -1,0 +1,139 @@
+"""The benchmarks behind the documentation's tables do what they say, on tiny settings."""
+
+import dataclasses
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+sys.path.append(str(Path(__file__).parents[1]))
+from benchmarks import stand_in, transfer
+from benchmarks.transfer import Loss, Quadratic, search
+from noisecast import DPSGD, DPSignSGD
+from noisecast.estimators import DPLogisticRegression
+from noisecast.problems.datasets import bundled
+
+# --- transfer ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("best", [0.003, 1.0, 700.0])
+def test_the_search_grows_until_the_best_is_inside(best):
+    asked = []
+
+    def losses(rates):
+        asked.append(len(rates))
+        assert len(set(rates)) == len(rates)
+        return {rate: Loss(1 + math.log(rate / best) ** 2) for rate in rates}
+
+    found, tried = search(losses, 1.0, halvings=3)
+    assert min(tried) < found < max(tried)
+    assert abs(math.log(found / best)) <= math.log(2) / 8  # half of the last spacing, 2^(1/4), and what rounding leaves
+    assert asked == sorted(asked)
+
+
+def test_a_diverging_rate_is_never_the_best():
+    def losses(rates):
+        return {rate: Loss(math.inf if rate > 1 else 2 - rate) for rate in rates}
+
+    assert search(losses, 1.0, halvings=2)[0] == 1.0
+
+
+def test_the_rule_is_good_on_the_curvatures_that_it_is_for():
+    equal = np.ones(20)
+    right = Quadratic("", equal, 1_000, knows_curvature=True)
+    wrong = Quadratic("", equal, 1_000)
+    kept, carried = right.regrets(DPSGD, 1.0, 16.0)
+    assert kept > 0.5 and carried < 0.01
+    assert wrong.regrets(DPSGD, 1.0, 16.0)[1] > 5
+
+
+def test_a_quadratic_ends_where_its_recursion_does():
+    """DP-SGD: x <- (1 - eta h) x + eta s N, in the mean, against the formula with e^(-2 h eta T)."""
+    each = Quadratic("", np.geomspace(0.01, 1, 5), 500)
+    rate, noise, mean_square = 1e-3, each.noise_std(64.0), np.ones(5)  # half of the loss is noise
+    for _ in range(each.num_steps):
+        mean_square = (1 - rate * each.hessian_diag) ** 2 * mean_square + (rate * noise) ** 2
+    expected = 0.5 * np.sum(each.hessian_diag * mean_square)
+    assert each.loss(DPSGD(learning_rate=1.0), rate, noise) == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """Breast cancer, ten epochs."""
+    task = dataclasses.replace(transfer.TASKS["breast_cancer"], epochs=10, num_seeds=8)
+    store = tmp_path_factory.mktemp("transfer") / "store"
+    return transfer._Asked(task.load(None), task, transfer.Training(), store)
+
+
+@pytest.fixture(scope="module")
+def answers(asked):
+    """Of two optimizers, asked twice."""
+    return [[asked.answer(kind, 8.0, 0.5) for kind in (DPSGD, DPSignSGD)] for _ in range(2)]
+
+
+def test_answers_are_kept_in_the_store(answers):
+    assert answers[0] == answers[1]  # noise is from the operating system: without the store no two would be
+
+
+def test_fewer_seeds_are_the_first_of_those_in_the_store(asked, answers):
+    few = dataclasses.replace(asked, task=dataclasses.replace(asked.task, num_seeds=2))
+    rate = answers[0][0].tuned
+    of_all, of_few = (each._losses(each._calibrated(DPSGD, 8.0))([rate])[rate] for each in (asked, few))
+    assert of_all.mean != of_few.mean and of_few.mean == pytest.approx(of_all.mean, rel=0.3)
+
+
+def test_sgd_follows_the_noise_and_sign_stays(answers):
+    sgd, sign = answers[0]
+    assert sgd.transferred < sgd.tuned / 4 and sign.transferred == sign.tuned
+    assert sgd.carried.mean < sgd.kept.mean and sign.carried == sign.kept
+    for each in (sgd, sign):
+        assert each.best.mean <= min(each.kept.mean, each.carried.mean)
+        assert 0 < each.best.error < 0.2
+
+
+# --- stand_in ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [np.asarray, sp.csr_array])
+def test_rows_are_scaled_as_the_estimators_do(kind):
+    rng = np.random.default_rng(0)
+    rows, labels = rng.exponential(size=(50, 6)), rng.integers(2, size=50)  # norms on both sides of 2
+    expected = DPLogisticRegression(data_norm=2.0)._dataset(kind(rows), labels, np.array([0, 1])).features
+    assert abs(stand_in._scaled(kind(rows), 2.0) - expected).max() < 1e-6
+
+
+def test_the_plan_is_the_estimators_own():
+    task = stand_in.TASKS["breast_cancer"](None)
+    train, _ = bundled("breast_cancer")
+    model = DPLogisticRegression(optimizer="DP-SGD", data_norm=4.0, target_epsilon=8.0, classes=[0, 1])
+    model.fit(train.features, train.labels)
+    planned = stand_in.planned(task, "DP-SGD", 8.0)
+    assert planned.optimizer == model.optimizer_ and planned.mechanism == model.mechanism_
+    assert planned.num_steps == model.n_iter_
+    table = stand_in._trained(task, planned, num_runs=4)
+    assert len(table) == len(stand_in.FACTORS)
+    assert table["score"].iloc[len(table) // 2] > 0.9
+    assert (table["error"] > 0).all() and table["loss"].idxmin() not in (0, len(table) - 1)
+
+
+# --- opacus_digits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_opacus_trains_the_example_and_repeats_itself():
+    for library in ("torch", "opacus"):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    from benchmarks import opacus_digits
+
+    train, _ = opacus_digits.EXAMPLE["digits"]()
+    mechanism = opacus_digits._mechanism(train, 8.0, 300)
+    contestant = opacus_digits.CONTESTANTS[0]
+    short, long, again = (
+        opacus_digits._trained(train, contestant, 1.0, mechanism, num_steps, seed=0) for num_steps in (12, 48, 12)
+    )
+    assert short == again and long < 0.7 * short < math.log(10)
