@@ -39,8 +39,8 @@ class Prediction:
 
           sqrt((2 spread)^2 + (0.024 value)^2)
 
-        spread is the forecast's standard deviation of one run (0 where it predicts none), 2.4 % the forecast's own error:
-        no cell of docs/accuracy.md whose trained mean is known to 1 % is off by more. NaN where the forecast diverges.
+        spread is the forecast's standard deviation of one run (0 where it predicts none), 2.4 % the forecast's own
+        error: no cell of docs/accuracy.md whose trained mean is known to 1 % is off by more. NaN where it diverges.
         """
         if not math.isfinite(self.outcome.value):
             return math.nan
