@@ -11,6 +11,7 @@ import hashlib
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -32,7 +33,7 @@ class Hang(Exception):
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", help="all if none is named")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each target")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of processor time, for each target")
     parser.add_argument("--findings", type=Path, default=Path("findings"))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -57,10 +58,10 @@ def main() -> int:
     for name in names:
         watch = Watch(name, TARGETS[name], arguments.findings / name)
         if atheris is None:
-            rng, until = random.Random(arguments.seed), time.monotonic() + arguments.seconds
+            rng, until = random.Random(arguments.seed), time.process_time() + arguments.seconds
             for content in watch.seeds:
                 watch.one(content)
-            while time.monotonic() < until:
+            while time.process_time() < until:
                 watch.one(mutated(rng, watch.seeds, watch.target.words))
             watch.report()
         else:
@@ -77,7 +78,7 @@ class Watch:
         self.seeds = list(target.seeds())
         self.findings: dict[str, str] = {}
         self.counts = {"result": 0, "refused": 0, "found": 0}
-        self.slowest, self.began = 0.0, time.monotonic()
+        self.slowest, self.began = 0.0, time.process_time()
         self.where = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         for content in self.seeds:
             target.run(content, self.where)  # imports and compiles; a seed that fails is our own mistake
@@ -113,20 +114,21 @@ class Watch:
         print(f"{self.name}: FOUND {key}: {self.findings[key]}", flush=True)
 
     def report(self) -> None:
-        seconds = time.monotonic() - self.began
+        seconds = time.process_time() - self.began
         print(
-            f"{self.name}: {sum(self.counts.values())} executions in {seconds:.0f} s, {self.counts['result']} results, "
-            f"{self.counts['refused']} refusals, {len(self.findings)} kinds of findings; slowest {self.slowest:.2f} s "
-            "of processor time",
+            f"{self.name}: {sum(self.counts.values())} executions in {seconds:.0f} s of processor time, "
+            f"{self.counts['result']} results, {self.counts['refused']} refusals, {len(self.findings)} kinds of "
+            f"findings; slowest {self.slowest:.2f} s",
             flush=True,
         )
+        shutil.rmtree(self.where, ignore_errors=True)
 
 
 def guided(atheris, watch: Watch, seconds: float, seed: int) -> None:
     corpus = Path(tempfile.mkdtemp())
     for number, content in enumerate(watch.seeds):
         (corpus / str(number)).write_bytes(content)
-    rng, until = random.Random(seed), time.monotonic() + seconds
+    rng, until = random.Random(seed), time.process_time() + seconds
 
     def mutate(data: bytes, most: int, _: int) -> bytes:
         # Half by the engine, half by ours, whose words are the formats'.
@@ -135,7 +137,7 @@ def guided(atheris, watch: Watch, seconds: float, seed: int) -> None:
         return mutated(rng, [data, *watch.seeds] if data else watch.seeds, watch.target.words)[:most]
 
     def test_one(data: bytes) -> None:
-        if time.monotonic() > until:
+        if time.process_time() > until:
             watch.report()
             os._exit(1 if watch.findings else 0)  # the engine has no other end
         watch.one(data)

@@ -10,7 +10,9 @@ import io
 import json
 import shutil
 import sqlite3
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,7 +32,16 @@ from noisecast.ledger import PrivacyLedger
 from noisecast.model_dir import load_model, save_model
 from noisecast.privacy.noise import RandomRoot
 from noisecast.privacy.sampling import Shuffled
-from noisecast.problems.datasets import Dataset, ReadOptions, load_file, read_bounds
+from noisecast.problems.datasets import (
+    Dataset,
+    ReadOptions,
+    forum500,
+    imdb,
+    load_file,
+    movielens,
+    read_bounds,
+    stackoverflow,
+)
 from noisecast.problems.datasets.encoders import MatrixEncoder
 from noisecast.release import train
 from noisecast.scenario_file.document import read_document
@@ -248,10 +259,74 @@ def _load_text(path: Path) -> None:
     load_file(path, ReadOptions(text="name"))
 
 
+RATINGS = b"1\t2\t3\t881250949\n943\t1682\t5\t881250950\n2\t2\t1\t881250951\n"
+REVIEWS = {
+    "aclImdb/train/pos/0_9.txt": b"Good, good film.", "aclImdb/train/neg/1_2.txt": b"Bad<br />film",
+    "aclImdb/test/pos/3_8.txt": b"good", "aclImdb/test/neg/2_1.txt": b"bad", "aclImdb/README": b"no review",
+}  # fmt: skip
+
+
+def _imdb_archives() -> list[bytes]:
+    found = []
+    for mode in ("w:", "w:gz", "w:xz"):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode=mode) as archive:
+            for name, content in REVIEWS.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+        found.append(buffer.getvalue())
+    return found
+
+
+def _movielens_archives() -> list[bytes]:
+    found = []
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", compression) as archive:
+            archive.writestr("ml-100k/README", b"no ratings")
+            archive.writestr("ml-100k/u.data", RATINGS)
+        found.append(buffer.getvalue())
+    return found
+
+
+def _forum_seeds() -> list[bytes]:
+    arrays = {**CSR, "num_tokens": [4, 1, 1, 4], "label": [0, 1, 0, 1], "num_train": 2, "num_features": 3}
+    return [_npz(**arrays), _packed_npz(**arrays)]
+
+
+def _titles() -> list[bytes]:
+    rows = "".join(f"a title {i},tag{i % 3}|other\n" for i in range(40))
+    return [gzip.compress(("title,tags\n" + rows).encode())]
+
+
+def _catalogued(load: Callable[[Path], Any], name: str) -> Callable[[Path], None]:
+    """As somebody's data folder with that one file."""
+
+    def read(path: Path) -> None:
+        folder = path.parent / "data"
+        folder.mkdir(exist_ok=True)
+        shutil.copy(path, folder / name)
+        load(folder)
+
+    return read
+
+
 JSON_WORDS = (b"null", b"true", b"{}", b"[]", b'"', b"1e999", b"-1", b"[" * 2000, b'{"a":' * 500, b"9" * 400, b"NaN")
 NUMBER_WORDS = (b"nan", b"inf", b"1e999", b"9" * 400, b"\x00", b"\xff\xfe", b'"', b"\r\n", b"-0", b"label", b",,")
 
 NPZ_WORDS = (b"PK\x03\x04", b"PK\x01\x02", b"|O", b"<f8", b"<U9", b"(2, 2)", b"(1000000000000,)")
+
+TAR_WORDS = (
+    b"aclImdb/train/pos/",
+    b"ustar",
+    b"././@LongLink",
+    b"PaxHeader",
+    b"GNU.sparse.realsize=9",
+    b"7" * 11,
+    b"\x80",
+)
+ZIP_WORDS = (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06", b"u.data", b"\t", b"\xff" * 4)
 
 TARGETS = {
     "csv": Target(".csv", lambda: [NUMBERS, CSV], load_file, NUMBER_WORDS),
@@ -261,6 +336,11 @@ TARGETS = {
     "svmlight": Target(".svm", lambda: [SVM], load_file, (*NUMBER_WORDS, b":", b"#", b" qid:", b" 2147483648:1")),
     "npz": Target(".npz", _npz_seeds, load_file, NPZ_WORDS),
     "parquet": Target(".parquet", _parquet_seeds, load_file, (b"PAR1",)),
+    "imdb.tar": Target(".tar", _imdb_archives, _catalogued(imdb, "aclImdb_v1.tar.gz"), TAR_WORDS),
+    "movielens.zip": Target(".zip", _movielens_archives, _catalogued(movielens, "ml-100k.zip"), ZIP_WORDS),
+    "u.data": Target(".data", lambda: [RATINGS], _catalogued(movielens, "u.data"), NUMBER_WORDS),
+    "forum500": Target(".npz", _forum_seeds, _catalogued(forum500, "forum500_counts.npz"), NPZ_WORDS),
+    "titles": Target(".csv.gz", _titles, _catalogued(stackoverflow, "so_titles_tags_30k.csv.gz")),
     "bounds.toml": Target(".toml", lambda: [b"age = [0, 1]\nb = [-1.5, 2]\n"], read_bounds, TOML_WORDS),
     "bounds.json": Target(".json", lambda: [b'{"age": [0, 1]}'], read_bounds, JSON_WORDS),
     "scenario": Target(".toml", _toml_seeds, read_document, TOML_WORDS, may_say_more=True),

@@ -118,7 +118,7 @@ def _read(report: Path) -> dict[str, str]:
 
 
 def check_texts() -> None:
-    """Every bug can be planted. Raises: ValueError for the first that cannot."""
+    """Every bug can be planted. Raises: ValueError for the first that cannot, SyntaxError if it leaves no program."""
     with tempfile.TemporaryDirectory() as folder:
         for bug in BUGS:
             package = Path(folder) / "noisecast"
@@ -126,7 +126,8 @@ def check_texts() -> None:
             for file, _, _ in bug.edits:
                 (package / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / "src" / "noisecast" / file, package / file)
-            plant(bug, package)
+            for path in plant(bug, package):
+                compile(path.read_text(encoding="utf-8"), str(path), "exec")
 
 
 def run_all(jobs: list[Job], *, workers: int, tell: Callable[[Job, Outcome], None]) -> list[Outcome]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from noisecast import DPSGD, FixedSize, Poisson, SampledGaussian, Shuffled, Stream, engines
-from noisecast.audit import canary, one_run_audit, white_box_audit
+from noisecast.audit import LowerBound, Verdict, canary, one_run_audit, white_box_audit
 from noisecast.audit.standard import standard_audits
 from noisecast.optimizers import OPTIMIZERS
 from noisecast.privacy.mechanism import Adjacency
@@ -77,6 +77,16 @@ def test_one_run_stays_below_and_sees_the_canaries_when_there_is_little_noise():
     assert much.bound.epsilon <= much.epsilon
 
 
+def test_one_run_of_the_standard_audits_can_prove_something():
+    """At delta 1e-3 a thousand canaries may all be guessed by chance: whatever the attack does, its bound is 0."""
+    audits = standard_audits(
+        target_epsilon=4.0, target_delta=1e-3, root=ROOT, optimizers=(DPSGD,), engines=("row_sparse",)
+    )
+    found = list(audits)[-1]()
+    assert (found.runs, found.bound.delta) == (1, 1e-5)
+    assert 0.5 < found.bound.epsilon <= found.epsilon
+
+
 def test_standard_audits_are_of_every_sampler_optimizer_and_engine():
     audits = list(standard_audits(target_epsilon=4.0, target_delta=1e-3, root=ROOT))
     white_box, null, one_run = 5 * 2 * 3 + 3, 2, 2 * 3  # five settings of data and one of a stream
@@ -106,6 +116,18 @@ def test_no_attack_beats_the_accountant(sampler, adjacency, num_steps, engine, o
     assert found.is_consistent
     if mechanism.sampling_probability == 1:
         assert found.bound.epsilon >= found.epsilon / 3
+
+
+def test_a_shown_bound_is_rounded_down_and_a_shown_epsilon_up(monkeypatch, capsys):
+    from noisecast.cli import audit, main
+
+    bound = LowerBound(1.2349, 1e-5, 0.999, "a rule")
+    found = Verdict("an attack", "DP-SGD", "dense", 1.99801, bound, 100, "parameters")
+    monkeypatch.setattr(audit, "_audits", lambda *_: [lambda: found])
+    assert main(["audit"]) == 0
+    said = capsys.readouterr()
+    assert "1.234 of 1.999" in said.err
+    assert "1.234" in said.out and "1.999" in said.out
 
 
 def noisecast(*arguments: str) -> subprocess.CompletedProcess:

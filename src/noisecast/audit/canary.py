@@ -14,14 +14,13 @@ Two data sets with and without it, as the mechanism's neighbours are:
 """
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 from noisecast import engines
-from noisecast.optimizers import DPSGD, Optimizer
+from noisecast.optimizers import DPSGD, Optimizer, with_learning_rate
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import Poisson, Stream
 from noisecast.problems.datasets import Dataset
@@ -47,7 +46,7 @@ def pair(
     Raises: ValueError: no such engine, or one that this sampler has no use for.
     """
     _check_engine(engine, mechanism)
-    optimizer = replace(optimizer, learning_rate=learning_rate(mechanism, optimizer, num_steps))  # pyright: ignore
+    optimizer = with_learning_rate(optimizer, learning_rate(mechanism, optimizer, num_steps))
     problems = _quadratics(mechanism) if engine == "simulate" else _data_sets(mechanism, engine)
     if not with_canary:
         problems = problems[1], problems[1]

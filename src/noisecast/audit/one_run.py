@@ -2,10 +2,8 @@
 
 Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023). The canaries are rows of the task
 with a column of their own, half of them left out at random; after training the attacker looks at each column's weight,
-guesses "in" for the largest and "out" for the smallest, and abstains on the rest.
+guesses "in" for those that went farthest to its canary's label, "out" for the least, and abstains on the rest.
 """
-
-from dataclasses import replace
 
 import numpy as np
 import scipy.sparse
@@ -13,7 +11,7 @@ import scipy.sparse
 from noisecast import engines
 from noisecast.audit.bounds import lower_bound_of_guesses
 from noisecast.audit.verdict import Verdict
-from noisecast.optimizers import Optimizer
+from noisecast.optimizers import DPSGD, Optimizer, with_learning_rate
 from noisecast.privacy.accounting import calibrate_noise_multiplier, epsilon_spent
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.noise import Purpose, RandomRoot, key_for
@@ -22,7 +20,8 @@ from noisecast.problems.datasets import Dataset, bundled
 from noisecast.problems.linear import linear_model
 from noisecast.scenario import Scenario
 
-SIZE = 1e3  # of a canary's own feature: its gradient is that column, far above the clip norm
+SIZE = 10.0  # of a canary's own feature: its gradient is that column, clipped while its residual is above a tenth
+LARGEST_LOGIT = 1.0  # of a canary in training, so that the residual stays there
 SHARE_GUESSED = 0.2  # of the canaries; fixed beforehand, so that nothing is chosen from the scores
 
 
@@ -42,7 +41,7 @@ def one_run_audit(
     """Train once on scikit-learn's breast-cancer data (public) and `num_canaries` canaries, and guess which were in.
 
     Args:
-      optimizer: with the learning rate of the task.   target_epsilon, target_delta: what the noise is calibrated to.
+      optimizer: its learning rate is replaced.   target_epsilon, target_delta: what the noise is calibrated to.
       root: of all randomness, the coins included.
       num_canaries: m; >= 10.   batch_size, num_steps: of the run, Poisson-sampled.
       engine: "row_sparse" or "dense".
@@ -66,15 +65,15 @@ def one_run_audit(
         mechanism = calibrate_noise_multiplier(
             mechanism, target_epsilon=target_epsilon, target_delta=target_delta, num_steps=num_steps
         )
+    optimizer = with_learning_rate(optimizer, _learning_rate(optimizer, num_steps, declared))
     scenario = Scenario(
-        problem=problem, mechanism=mechanism, optimizer=_with_small_rate(optimizer), num_steps=num_steps,
-        target_delta=target_delta,
-    )  # fmt: skip
+        problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=num_steps, target_delta=target_delta
+    )
     run = engines.start([scenario], repeats=[0], root=root)
     run.advance(num_steps)
     weights = run.params[0, 0, task.features.shape[1] : task.features.shape[1] + num_canaries]
     guesses = int(SHARE_GUESSED * num_canaries / 2)
-    order = np.argsort(weights, kind="stable")
+    order = np.argsort(np.where(_canary_labels(num_canaries) == 1, weights, -weights), kind="stable")
     right = int((~is_in[order[:guesses]]).sum() + is_in[order[-guesses:]].sum())
     spent = epsilon_spent(mechanism, num_steps=num_steps, target_delta=target_delta)
     return Verdict(
@@ -88,13 +87,20 @@ def one_run_audit(
     )
 
 
-def _with_small_rate(optimizer: Optimizer) -> Optimizer:
-    """A canary's logit is SIZE times its weight: small enough that it is clipped at every step, as at the first."""
-    return replace(optimizer, learning_rate=min(optimizer.learning_rate, 1e-6))  # pyright: ignore
+def _learning_rate(optimizer: Optimizer, num_steps: int, num_examples: int) -> float:
+    """As large as it may be: a canary's logit is SIZE times its weight, and where it is large nothing is clipped."""
+    # Of DP-SGD a weight moves by C = 1 times the rate for each time it is drawn, over the batch; else by a rate a step.
+    per_rate = num_steps / num_examples if isinstance(optimizer, DPSGD) else num_steps
+    return LARGEST_LOGIT / SIZE / per_rate
+
+
+def _canary_labels(num_canaries: int) -> np.ndarray:
+    """Both in turn: of one label they would be learnt from the bias, and their gradients be short."""
+    return np.arange(num_canaries, dtype=np.int32) % 2
 
 
 def _with_canaries(task: Dataset, is_in: np.ndarray, engine: str) -> Dataset:
-    """Rows of the task, then one row with label 1 for each canary that is in: a column of its own, and nothing else."""
+    """Rows of the task, then one row for each canary that is in: a column of its own, and nothing else."""
     if engine not in ("row_sparse", "dense"):
         raise ValueError(f"Expected the engine row_sparse or dense, got {engine}.")
     (present,) = np.nonzero(is_in)
@@ -103,6 +109,6 @@ def _with_canaries(task: Dataset, is_in: np.ndarray, engine: str) -> Dataset:
         shape=(len(present), len(is_in)),
     )
     features = scipy.sparse.block_diag([scipy.sparse.csr_array(task.features), canaries], format="csr")
-    labels = np.concatenate([np.asarray(task.labels), np.ones(len(present))]).astype(np.int32)
+    labels = np.concatenate([np.asarray(task.labels), _canary_labels(len(is_in))[present]]).astype(np.int32)
     rows = scipy.sparse.csr_array(features, dtype=np.float32)
     return Dataset(f"{task.name} with canaries", rows if engine == "row_sparse" else rows.toarray(), labels, ("0", "1"))

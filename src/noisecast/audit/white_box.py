@@ -158,6 +158,6 @@ def _mixed(log_ratios: np.ndarray, scenario: Scenario) -> np.ndarray:
 def _setting(mechanism: SampledGaussian, num_steps: int) -> str:
     sampler = mechanism.sampler
     q = f", q = {mechanism.sampling_probability:.3g}" if mechanism.sampling_probability is not None else ""
-    adjacency = str(mechanism.adjacency).replace("_", "-")
+    adjacency = "replace one" if mechanism.adjacency == Adjacency.REPLACE_ONE else "add/remove"
     steps = f"{num_steps} step" + ("s" if num_steps > 1 else "")
     return f"{type(sampler).__name__}{q}, {adjacency}, {steps}"

@@ -20,8 +20,12 @@ def audit(
     ] = None,
     /,
     *,
-    optimizer: Annotated[tuple[OptimizerName, ...], Parameter(help="Audit these alone.", negative=())] = (),
-    engine: Annotated[tuple[EngineName, ...], Parameter(help="Audit these alone.", negative=())] = (),
+    optimizer: Annotated[
+        tuple[OptimizerName, ...], Parameter(help="Audit these alone. Default: all.", negative=(), show_default=False)
+    ] = (),
+    engine: Annotated[
+        tuple[EngineName, ...], Parameter(help="Audit these alone. Default: all.", negative=(), show_default=False)
+    ] = (),
     epsilon: Annotated[float, Parameter(help="Of every mechanism; its noise is calibrated to it.")] = 4.0,
     # No attack sees events rarer than one in its runs: at a smaller delta it would prove as much, beside a larger
     # epsilon.
@@ -83,7 +87,7 @@ def _audits(
 def _done(one: Callable[[], Any], quiet: bool) -> Any:
     verdict = one()
     if not quiet:
-        found = f"{verdict.bound.epsilon:.3f} of {verdict.epsilon:.3f}" if verdict.is_consistent else "CONTRADICTION"
+        found = f"{_proved(verdict)} of {epsilon_text(verdict.epsilon)}" if verdict.is_consistent else "CONTRADICTION"
         to_watcher().print(f"{verdict.optimizer}, {verdict.engine}, {verdict.what}: {found}", soft_wrap=True)
     return verdict
 
@@ -102,12 +106,16 @@ def _print(verdicts: list[Any], confidence: float) -> None:
             verdict.engine,
             verdict.what,
             f"{verdict.runs:,}",
-            # Towards 0: a lower bound that is shown is never above the one that is proved.
-            number(int(verdict.bound.epsilon * 1000) / 1000, 4),
+            _proved(verdict),
             epsilon_text(verdict.epsilon),
             "consistent" if verdict.is_consistent else "CONTRADICTED",
         )
     to_reader().print(table)
+
+
+def _proved(verdict: Any) -> str:
+    """Towards 0: a lower bound that is shown is never above the one that is proved."""
+    return number(int(verdict.bound.epsilon * 1000) / 1000, 4)
 
 
 def _as_json(verdict: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reade
 from noisecast.cli.progress import share_progress
 from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, forecast_crossing
 from noisecast.forecasting.outcome import Outcome, forecasts
+from noisecast.optimizers import Optimizer, with_learning_rate
 from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.question import Question
 from noisecast.runners import Moments, refusals
@@ -172,10 +173,9 @@ def _best(able: Sequence[Scenario], moments: Moments) -> tuple[list[Scenario], l
     return found, tried, notes
 
 
-def _kind(scenario: Scenario) -> Any:
+def _kind(scenario: Scenario) -> Optimizer:
     """The optimizer, whatever its learning rate."""
-    optimizer: Any = scenario.optimizer
-    return replace(optimizer, learning_rate=1.0)
+    return with_learning_rate(scenario.optimizer, 1.0)
 
 
 # --- Results ---------------------------------------------------------------------------------------------------------

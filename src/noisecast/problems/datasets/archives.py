@@ -8,7 +8,6 @@ import os
 import re
 import tarfile
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from noisecast.files import is_bomb
 from noisecast.problems.datasets.dataset import (
     DataError,
     Dataset,
@@ -123,17 +123,23 @@ def imdb_texts(data_dir=None) -> tuple[pd.DataFrame, pd.DataFrame]:
     return _imdb_tables(reviews, where)
 
 
-_REVIEW = re.compile(r"(?:^|/)(train|test)/(pos|neg)/(\d+)_(\d+)\.txt$")
+_REVIEW = re.compile(r"(?:^|/)(train|test)/(pos|neg)/(\d{1,9})_(\d+)\.txt$")
 
 
 def _imdb_tar(path: Path) -> Iterator[tuple[str, bytes]]:
+    unpacked, packed = 0, path.stat().st_size
     try:
         # Members are read, never unpacked to the disk, so a crafted archive can write nowhere.
         with tarfile.open(path, "r:*") as archive:
             for member in archive:
+                unpacked += member.size  # as it says: a sparse one has more than the archive holds
+                if is_bomb(unpacked, packed):
+                    raise DataError(f"{path} would unpack to hundreds of times itself; get it from {IMDB_SOURCE}.")
                 if member.isfile() and _REVIEW.search(member.name):
                     yield member.name, archive.extractfile(member).read()  # type: ignore[union-attr]
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except DataError:
+        raise
+    except Exception as error:  # Garbled bytes make tarfile and what unpacks them raise errors of a dozen types.
         raise DataError(f"{path} is not a whole archive ({error}); get it again from {IMDB_SOURCE}.") from None
 
 
@@ -238,11 +244,15 @@ def movielens(data_dir=None) -> Ratings:
 def _zip_member(path: Path, name: str) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(read_bytes(path))) as archive:
-            member = next((m for m in archive.namelist() if Path(m).name == name), None)
+            member = next((m for m in archive.infolist() if Path(m.filename).name == name), None)
             if member is None:
                 raise DataError(f"Expected {name} in {path}, got {listed(archive.namelist())}.")
+            if is_bomb(member.file_size, path.stat().st_size):
+                raise DataError(f"{path} would unpack to hundreds of times itself; get it from {MOVIELENS_SOURCE}.")
             return archive.read(member)
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # Garbled bytes make zipfile raise errors of a dozen types.
         raise DataError(f"{path} is not a whole zip archive ({error}); get it again from {MOVIELENS_SOURCE}.") from None
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -198,7 +199,7 @@ def encode_labels(
     >>> encode_labels(["10", "9", "10"], source="a.csv")
     (array([1, 0, 1], dtype=int32), ('9', '10'))
     """
-    names = np.array([label_name(cell) for cell in cells], dtype=object)
+    names = np.array([sys.intern(label_name(cell)) for cell in cells], dtype=object)  # one text a class, not a row
     missing = np.flatnonzero(names == "")
     if missing.size:
         raise DataError(f"Row {missing[0] + 1} of {source} has no label; fill it in or leave the row out.")

@@ -9,8 +9,9 @@ import json
 import re
 import sys
 import tomllib
+from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args
@@ -152,31 +153,48 @@ class TextEncoder(_Encoder):
             texts = text_column(texts, self.column, source)
         elif not isinstance(texts, Sequence | pd.Series) or isinstance(texts, str):
             raise self._refuse(source)
-        tokens = [tokenize(text) for text in texts]
+        # One text at a time: the words of all of them are many times the texts.
+        tokens = (tokenize(text) for text in texts)
         matrix = self._padded(tokens) if self.kind == "padded-term-frequency" else self._counted(tokens)
         return unit_norm_rows(matrix) if self.unit_rows else matrix
 
-    def _counted(self, tokens: list[list[str]]) -> sp.csr_array:
+    def _counted(self, tokens: Iterable[list[str]]) -> sp.csr_array:
         index = {word: j for j, word in enumerate(self.vocabulary)}
-        kept = [words[: self.max_tokens] for words in tokens]
-        matrix = count_matrix([[index[w] for w in words if w in index] for words in kept], self.num_features)
+        lengths = array("q")
+
+        def ids() -> Iterator[list[int]]:
+            for words in tokens:
+                kept = words[: self.max_tokens]
+                lengths.append(len(kept))
+                yield [index[word] for word in kept if word in index]
+
+        matrix = count_matrix(ids(), self.num_features)
         if self.kind == "binary":
             matrix.data[:] = 1
         if self.kind == "term-frequency":
-            lengths = np.array([len(words) for words in kept])
-            matrix.data /= np.repeat(lengths, np.diff(matrix.indptr))
+            matrix.data /= np.repeat(np.array(lengths), np.diff(matrix.indptr))
         return matrix
 
-    def _padded(self, tokens: list[list[str]]) -> sp.csr_array:
+    def _padded(self, tokens: Iterable[list[str]]) -> sp.csr_array:
         assert self.max_tokens is not None
-        index = {word: j for j, word in enumerate(self.vocabulary, start=NUM_RESERVED)}
-        ids = []
-        for words in tokens:
-            known = [START, *(index.get(w, OUT_OF_VOCABULARY) for w in words[: self.max_tokens - 1])]
-            ids.append(known + [PAD] * (self.max_tokens - len(known)))
-        matrix = count_matrix(ids, self.num_features)
-        matrix.data /= self.max_tokens
+        most = self.max_tokens
+        index = _Columns((word, j) for j, word in enumerate(self.vocabulary, start=NUM_RESERVED))
+
+        def ids() -> Iterator[list[int]]:
+            for words in tokens:
+                known = [START, *map(index.__getitem__, words[: most - 1])]
+                yield known + [PAD] * (most - len(known))
+
+        matrix = count_matrix(ids(), self.num_features)
+        matrix.data /= most
         return matrix
+
+
+class _Columns(dict):
+    """Words to columns; mapping through it is several times faster than asking for each word whether it is there."""
+
+    def __missing__(self, word: str) -> int:
+        return OUT_OF_VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -250,11 +268,15 @@ class TabularEncoder(_Encoder):
         """The table's columns as a (n, num_features) float32 array; other columns are ignored."""
         if not isinstance(frame, pd.DataFrame):
             raise self._refuse(source)
-        values = np.column_stack([numeric_column(frame, column, source) for column in self.columns])
-        if self.lower is not None and self.upper is not None:
-            lower, upper = np.array(self.lower), np.array(self.upper)
-            values = 2 * (np.clip(values, lower, upper) - lower) / (upper - lower) - 1
-        matrix = as_float32(values, source)
+        matrix = np.empty((len(frame), len(self.columns)), np.float32)
+        with np.errstate(over="ignore"):  # reported below, with its row
+            for j, column in enumerate(self.columns):
+                values = numeric_column(frame, column, source)
+                if self.lower is not None and self.upper is not None:
+                    low, high = self.lower[j], self.upper[j]
+                    values = 2 * (np.clip(values, low, high) - low) / (high - low) - 1
+                matrix[:, j] = values
+        matrix = as_float32(matrix, source)
         return unit_norm_rows(matrix) if self.unit_rows else matrix
 
 
@@ -392,18 +414,21 @@ def _check_bounds(column: str, low: float, high: float, where: str = "") -> None
         raise DataError(f"Expected finite bounds low < high for column '{column}'{where}, got [{low}, {high}].")
 
 
-def count_matrix(ids: list[list[int]], num_columns: int) -> sp.csr_array:
-    """How often each id occurs in each list: (len(ids), num_columns) float32.
+def count_matrix(ids: Iterable[list[int]], num_columns: int) -> sp.csr_array:
+    """How often each id occurs in each list: (number of lists, num_columns) float32.
 
     >>> count_matrix([[0, 2, 2], []], 3).toarray()
     array([[1., 0., 2.],
            [0., 0., 0.]], dtype=float32)
     """
-    indptr = np.cumsum([0, *map(len, ids)])
-    indices = np.fromiter((j for row in ids for j in row), dtype=np.int32, count=indptr[-1])
-    matrix = sp.csr_array((np.ones(len(indices), np.float32), indices, indptr), shape=(len(ids), num_columns))
-    matrix.sum_duplicates()
-    return matrix
+    columns, counts, indptr = array("i"), array("f"), array("q", [0])
+    for row in ids:
+        found = sorted(Counter(row).items())
+        columns.extend(column for column, _ in found)
+        counts.extend(count for _, count in found)
+        indptr.append(len(columns))
+    parts = (np.frombuffer(counts, np.float32), np.frombuffer(columns, np.int32), np.frombuffer(indptr, np.int64))
+    return sp.csr_array(parts, shape=(len(indptr) - 1, num_columns))
 
 
 def unit_norm_rows(features: Features) -> Features:

@@ -99,7 +99,7 @@ def load_file(path, options: ReadOptions | None = None) -> tuple[Dataset, Encode
     (3, 1)
     """
     options = options or ReadOptions()
-    raw = _read(path)
+    raw = _read(path, _is_number_in_training(options))
     imposed = None if options.label_names is None else read_label_names(options.label_names)
     labels, label_names = _labels(raw, options.label, options.label_separator, imposed)
     encoder = _fit_encoder(raw, options)
@@ -113,7 +113,7 @@ def load_test_file(
 
     Raises: DataError, also for a label that is not among the names.
     """
-    raw = _read(path)
+    raw = _read(path, _is_number_for(encoder, label))
     features = encoder.encode(raw.rows, raw.source)
     labels, names = _labels(raw, label, label_separator, label_names)
     return Dataset(Path(path).name, features, labels, names)
@@ -121,7 +121,7 @@ def load_test_file(
 
 def load_features(path, encoder: Encoder) -> Features:
     """The (n, p) features of a file, whose labels may be missing and are not looked at."""
-    raw = _read(path)
+    raw = _read(path, _is_number_for(encoder))
     return encoder.encode(raw.rows, raw.source)
 
 
@@ -146,11 +146,26 @@ class _RawFile(NamedTuple):
     source: str
 
 
-def _read(path) -> _RawFile:
+def _is_number_in_training(options: ReadOptions) -> Callable[[str], bool] | None:
+    """Of the columns of a table, those that `_fit_tabular` will use."""
+    if options.text is not None:
+        return None
+    wanted = None if options.columns is None else frozenset(options.columns)
+    return lambda name: name != options.label and (wanted is None or name in wanted)
+
+
+def _is_number_for(encoder: Encoder, label: str | None = None) -> Callable[[str], bool] | None:
+    return (frozenset(encoder.columns) - {label}).__contains__ if isinstance(encoder, TabularEncoder) else None
+
+
+def _read(path, is_number: Callable[[str], bool] | None) -> _RawFile:
     suffix = file_suffix(existing_file(path))
-    if suffix not in _READERS:
-        raise DataError(f"Expected a file that ends in {', '.join(_READERS)} (and perhaps .gz), got {path}.")
-    rows, labels = _READERS[suffix](path)
+    if suffix in _TABLES:
+        return _RawFile(read_table(path, is_number=is_number), None, str(path))
+    if suffix not in _MATRICES:
+        known = ", ".join((*_TABLES, *_MATRICES))
+        raise DataError(f"Expected a file that ends in {known} (and perhaps .gz), got {path}.")
+    rows, labels = _MATRICES[suffix](path)
     return _RawFile(rows, labels, str(path))
 
 
@@ -218,10 +233,6 @@ def _fit_tabular(frame: pd.DataFrame, options: ReadOptions, source: str) -> Tabu
         )
     bounds = None if options.bounds is None else read_bounds(options.bounds)
     return TabularEncoder.fit(columns, bounds=bounds, unit_rows=options.unit_rows)
-
-
-def _read_table(path) -> tuple[pd.DataFrame, None]:
-    return read_table(path), None
 
 
 def _read_svmlight(path) -> tuple[sp.csr_array, np.ndarray]:
@@ -370,8 +381,5 @@ def _counts_or_frequencies(counts: np.ndarray, indptr: np.ndarray, arrays: dict[
 
 
 _SVMLIGHT = (".svm", ".svmlight", ".libsvm")
-_READERS: dict[str, Callable] = {
-    **dict.fromkeys((".csv", ".tsv", ".parquet"), _read_table),
-    **dict.fromkeys(_SVMLIGHT, _read_svmlight),
-    ".npz": _read_npz,
-}
+_TABLES = (".csv", ".tsv", ".parquet")
+_MATRICES: dict[str, Callable] = {**dict.fromkeys(_SVMLIGHT, _read_svmlight), ".npz": _read_npz}
