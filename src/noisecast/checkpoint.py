@@ -5,6 +5,7 @@ alone, never part of a model directory, and deleted when the run is done.
 """
 
 import glob
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:
             f"Expected a checkpoint at {path}, found none; leave out --resume to start from the beginning."
         )
     try:
-        stored = read_arrays(path.read_bytes())
+        stored = read_arrays(io.BytesIO(path.read_bytes()))
         owner = stored["scenario"].tobytes().decode()
         seed = stored["insecure_seed"].reshape(-1).tolist()
         root = RandomRoot(stored["secret"].tobytes(), seed[0] if seed else None, bool(stored["secure_noise"]))

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -81,25 +81,27 @@ def is_bomb(unpacked: int, packed: int) -> bool:
     return unpacked > max(MOST_UNPACKED, MOST_TIMES * packed)
 
 
-def read_arrays(content: bytes) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file, none of them pickled objects, which could run code.
+def read_arrays(stream: BinaryIO) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file, open for reading; none of them pickled objects, which could run code.
 
     Raises: ValueError: what is wrong with it, to be said behind its name.
 
-    >>> read_arrays(b"PK")
+    >>> read_arrays(io.BytesIO(b"PK"))
     Traceback (most recent call last):
     ValueError: is not a readable .npz file; save arrays with np.savez.
     """
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:  # what is no archive np.load takes for a pickle
+        with zipfile.ZipFile(stream) as archive:  # what is no archive np.load takes for a pickle
             unpacked = sum(member.file_size for member in archive.infolist())
-        if not is_bomb(unpacked, len(content)):
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        size = stream.seek(0, io.SEEK_END)
+        stream.seek(0)
+        if not is_bomb(unpacked, size):
+            with np.load(stream, allow_pickle=False) as arrays:
                 found = {name: arrays[name] for name in arrays.files}
             if not all(isinstance(array, np.ndarray) for array in found.values()):  # else bytes, of no array
                 raise ValueError("array")
             return found
-        reason = f"would unpack to {unpacked / 2**20:,.0f} MiB, {unpacked // len(content)} times itself; if that is "
+        reason = f"would unpack to {unpacked / 2**20:,.0f} MiB, {unpacked // size} times itself; if that is "
         reason += "meant, save it with np.savez, unpacked."
     except Exception as error:  # Garbled bytes make zipfile and NumPy raise errors of a dozen types.
         reason = "is not a readable .npz file; save arrays with np.savez."

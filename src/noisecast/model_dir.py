@@ -6,6 +6,7 @@ privacy.json     the guarantee in numbers        PRIVACY.txt   the same in a sen
 non_private.json losses and accuracies, computed without noise: not covered by the guarantee, not for release
 """
 
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,7 @@ def load_model(path: str | Path) -> SavedModel:
     try:
         described = json.loads((path / "model.json").read_text(encoding="utf-8"))
         privacy = json.loads((path / "privacy.json").read_text(encoding="utf-8"))
-        params = np.asarray(read_arrays((path / "parameters.npz").read_bytes())["params"], np.float32)
+        params = np.asarray(read_arrays(io.BytesIO((path / "parameters.npz").read_bytes()))["params"], np.float32)
         if described["format"] != FORMAT:
             raise ValueError("format")
         model = SavedModel(

@@ -34,7 +34,16 @@ from noisecast.cli import main
 from noisecast.files import MOST_UNPACKED, read_arrays
 from noisecast.ledger import PrivacyLedger
 from noisecast.model_dir import load_model
-from noisecast.problems.datasets import DataError, ReadOptions, imdb, load_file, movielens, read_bounds, tables
+from noisecast.problems.datasets import (
+    DataError,
+    ReadOptions,
+    contents,
+    csv_file,
+    imdb,
+    load_file,
+    movielens,
+    read_bounds,
+)
 
 SOURCES = sorted(Path(noisecast.__file__).parent.rglob("*.py"))
 
@@ -182,8 +191,8 @@ def test_archives_that_unpack_to_hundreds_of_times_themselves(tmp_path, monkeypa
     zeros = bytes(MOST_UNPACKED + 1)
     bomb = zipped(zipfile.ZIP_DEFLATED, X=npy((len(zeros) // 4, 1), zeros))
     with pytest.raises(ValueError, match=r"would unpack to 256 MiB, .* times itself"):
-        read_arrays(bomb)
-    monkeypatch.setattr(tables, "MOST_UNPACKED", 2**20)
+        read_arrays(io.BytesIO(bomb))
+    monkeypatch.setattr(contents, "MOST_UNPACKED", 2**20)
     packed = gzip.compress(b"a,label\n" + b"1,0\n2,1\n" * 2**18)
     assert 200 * len(packed) < 2**21
     with pytest.raises(DataError, match="unpacks to more than 1 MiB, 200 times itself"):
@@ -218,9 +227,9 @@ def test_a_table_read_in_many_blocks_is_the_same_and_names_the_same_rows(tmp_pat
     options = ReadOptions(columns=("a",))
     save(path, whole.encode())
     expected = load_file(path, options)[0].content_hash, load_file(path, ReadOptions(text="text"))[0].content_hash
-    monkeypatch.setattr(tables, "BLOCK", 64)
+    monkeypatch.setattr(csv_file, "BLOCKS", (64, 2**8, 2**20))
     assert expected == tuple(load_file(path, o)[0].content_hash for o in (options, ReadOptions(text="text")))
-    monkeypatch.setattr(tables, "BLOCK", 2**12)
+    monkeypatch.setattr(csv_file, "BLOCKS", (2**12, 2**20))
     assert expected[0] == load_file(path, options)[0].content_hash
     for last, says in [
         ("1,2", "Row 501 of .* has 2 cells, expected 3"),
@@ -344,9 +353,9 @@ print(status("VmHWM") - before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, times", [("npz", 2.3), ("csv", 2.4), ("text", 4.3)])
-def test_memory_is_in_proportion_to_the_file(tmp_path, kind, times):
-    """At 200 MB: seen at 2.0 times a matrix, 2.1 times a table of numbers, 3.7 times a table of texts."""
+@pytest.mark.parametrize("kind", ["npz", "csv", "text"])
+def test_memory_is_at_most_twice_the_file(tmp_path, kind):
+    """At 100 to 200 MB: seen at 1.4 times a matrix, 1.6 times a table of numbers, 1.4 times a table of texts."""
     rng, suffix = np.random.default_rng(0), "npz" if kind == "npz" else "csv"
     small, large = tmp_path / f"small.{suffix}", tmp_path / f"large.{suffix}"
     features = rng.normal(size=(2_000_000, 10)).astype(np.float32)
@@ -367,4 +376,4 @@ def test_memory_is_in_proportion_to_the_file(tmp_path, kind, times):
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     size = large.stat().st_size
     print(f"{kind}: {int(run.stdout) / size:.2f} times the file of {size / 2**20:.0f} MiB")
-    assert int(run.stdout) < times * size
+    assert int(run.stdout) < 2 * size

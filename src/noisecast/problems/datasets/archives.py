@@ -18,6 +18,9 @@ import numpy as np
 import pandas as pd
 
 from noisecast.files import is_bomb
+from noisecast.problems.datasets.columns import column_of, numeric_column, texts_of
+from noisecast.problems.datasets.contents import decode, opened, read_bytes
+from noisecast.problems.datasets.csv_file import CsvFile
 from noisecast.problems.datasets.dataset import (
     DataError,
     Dataset,
@@ -29,20 +32,13 @@ from noisecast.problems.datasets.dataset import (
 from noisecast.problems.datasets.encoders import TextEncoder, TextKind
 from noisecast.problems.datasets.files import csr_from_arrays, read_npz, whole_number
 from noisecast.problems.datasets.splits import public_split
-from noisecast.problems.datasets.tables import (
-    column_of,
-    decode,
-    numeric_column,
-    read_bytes,
-    read_csv,
-    read_table,
-    text_column,
-)
+from noisecast.problems.datasets.tables import read_table
 
 IMDB_SOURCE = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 MOVIELENS_SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 
 MOVIELENS_USERS, MOVIELENS_ITEMS = 943, 1682
+RATINGS = ["user", "item", "rating", "timestamp"]  # columns of a file as MovieLens has it, without a header
 
 
 def data_folder(data_dir=None) -> Path:
@@ -231,8 +227,8 @@ def movielens(data_dir=None) -> Ratings:
         what="MovieLens-100k ratings",
         obtain=f"get the archive from {MOVIELENS_SOURCE}",
     )
-    content = _zip_member(where, "u.data") if where.suffix == ".zip" else read_bytes(where)
-    table = read_csv(content, where, delimiter="\t", header=["user", "item", "rating", "timestamp"])
+    stream = io.BytesIO(_zip_member(where, "u.data")) if where.suffix == ".zip" else opened(where)
+    table = CsvFile(stream, where, delimiter="\t", header=RATINGS).frame()
     user, item, rating = (numeric_column(table, name, str(where)) for name in ("user", "item", "rating"))
     for name, ids, size in (("user", user, MOVIELENS_USERS), ("item", item, MOVIELENS_ITEMS)):
         bad = np.flatnonzero((ids < 1) | (ids > size) | (ids % 1 != 0))
@@ -324,11 +320,11 @@ def read_tagged_texts(path, *, text: str = "title", tags: str = "tags", separato
     Raises: DataError, also for a row without a tag.
     """
     table = read_table(path)
-    cells = text_column(table, tags, str(path))
+    cells = list(texts_of(table, tags, str(path)))
     split = tuple(tuple(tag.strip() for tag in cell.split(separator) if tag.strip()) for cell in cells)
     if () in split:
         raise DataError(f"Row {split.index(()) + 1} of {path} has no tag in column '{tags}'; add one or leave it out.")
-    return TaggedTexts(tuple(text_column(table, text, str(path))), split)
+    return TaggedTexts(tuple(texts_of(table, text, str(path))), split)
 
 
 def first_tag(data: TaggedTexts, tag_names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -21,8 +21,10 @@ import pandas as pd
 import pydantic
 import scipy.sparse as sp
 
+from noisecast.problems.datasets.columns import numeric_column, texts_of
+from noisecast.problems.datasets.contents import decode, read_bytes
 from noisecast.problems.datasets.dataset import DataError, Features, as_float32, first_repeated, listed
-from noisecast.problems.datasets.tables import decode, numeric_column, read_bytes, read_table, text_column
+from noisecast.problems.datasets.tables import read_table
 
 TextKind = Literal["binary", "count", "term-frequency", "padded-term-frequency"]
 
@@ -125,7 +127,7 @@ class TextEncoder(_Encoder):
             raise DataError(f"Expected max_tokens >= 1, got {self.max_tokens}.")
 
     @classmethod
-    def fit(cls, texts: Sequence[str], kind: TextKind, *, vocabulary_size: int = 10_000, **fields) -> "TextEncoder":
+    def fit(cls, texts: Iterable[str], kind: TextKind, *, vocabulary_size: int = 10_000, **fields) -> "TextEncoder":
         """The encoder of the most frequent words of `texts` in `vocabulary_size` columns; ties go by the alphabet.
 
         Where padded, 3 of the columns are PAD, START and out-of-vocabulary. The vocabulary is private if the texts are.
@@ -148,10 +150,10 @@ class TextEncoder(_Encoder):
         return len(self.vocabulary) + NUM_RESERVED * (self.kind == "padded-term-frequency")
 
     def encode(self, texts, source: str = "the texts") -> Features:
-        """Texts, or a table with the text column, as a (n, num_features) float32 CSR array."""
+        """Texts, one by one if they are many, or a table with the text column: (n, num_features) float32 CSR."""
         if isinstance(texts, pd.DataFrame):
-            texts = text_column(texts, self.column, source)
-        elif not isinstance(texts, Sequence | pd.Series) or isinstance(texts, str):
+            texts = texts_of(texts, self.column, source)
+        elif not isinstance(texts, Sequence | pd.Series | Iterator) or isinstance(texts, str):
             raise self._refuse(source)
         # One text at a time: the words of all of them are many times the texts.
         tokens = (tokenize(text) for text in texts)
@@ -172,7 +174,7 @@ class TextEncoder(_Encoder):
         if self.kind == "binary":
             matrix.data[:] = 1
         if self.kind == "term-frequency":
-            matrix.data /= np.repeat(np.array(lengths), np.diff(matrix.indptr))
+            matrix.data /= np.repeat(np.array(lengths, np.float32), np.diff(matrix.indptr))
         return matrix
 
     def _padded(self, tokens: Iterable[list[str]]) -> sp.csr_array:

@@ -5,8 +5,9 @@
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ import pandas as pd
 import scipy.sparse as sp
 
 from noisecast.files import read_arrays
+from noisecast.problems.datasets.columns import column_of, texts_of
+from noisecast.problems.datasets.contents import decode, existing_file, file_suffix, opened, read_bytes
+from noisecast.problems.datasets.csv_file import DELIMITERS, open_csv
 from noisecast.problems.datasets.dataset import (
     DataError,
     Dataset,
@@ -34,15 +38,7 @@ from noisecast.problems.datasets.encoders import (
     read_bounds,
     read_vocabulary,
 )
-from noisecast.problems.datasets.tables import (
-    column_of,
-    decode,
-    existing_file,
-    file_suffix,
-    read_bytes,
-    read_table,
-    text_column,
-)
+from noisecast.problems.datasets.tables import read_table
 
 MAX_COLUMNS = 100_000_000
 
@@ -99,11 +95,12 @@ def load_file(path, options: ReadOptions | None = None) -> tuple[Dataset, Encode
     (3, 1)
     """
     options = options or ReadOptions()
-    raw = _read(path, _is_number_in_training(options))
+    streamed = options.text if options.text != options.label else None
+    raw = _read(path, _is_number_in_training(options), streamed)
     imposed = None if options.label_names is None else read_label_names(options.label_names)
     labels, label_names = _labels(raw, options.label, options.label_separator, imposed)
     encoder = _fit_encoder(raw, options)
-    return Dataset(Path(path).name, encoder.encode(raw.rows, raw.source), labels, label_names), encoder
+    return Dataset(Path(path).name, _encoded(raw, encoder), labels, label_names), encoder
 
 
 def load_test_file(
@@ -113,16 +110,15 @@ def load_test_file(
 
     Raises: DataError, also for a label that is not among the names.
     """
-    raw = _read(path, _is_number_for(encoder, label))
-    features = encoder.encode(raw.rows, raw.source)
+    raw = _read(path, _is_number_for(encoder, label), _text_for(encoder))
+    features = _encoded(raw, encoder)
     labels, names = _labels(raw, label, label_separator, label_names)
     return Dataset(Path(path).name, features, labels, names)
 
 
 def load_features(path, encoder: Encoder) -> Features:
     """The (n, p) features of a file, whose labels may be missing and are not looked at."""
-    raw = _read(path, _is_number_for(encoder))
-    return encoder.encode(raw.rows, raw.source)
+    return _encoded(_read(path, _is_number_for(encoder), _text_for(encoder)), encoder)
 
 
 def read_label_names(path) -> tuple[str, ...]:
@@ -144,6 +140,7 @@ class _RawFile(NamedTuple):
     rows: pd.DataFrame | Features
     labels: np.ndarray | None
     source: str
+    texts: Callable[[], Iterator[str]] | None = None  # of the column that is not in the table, as it is long
 
 
 def _is_number_in_training(options: ReadOptions) -> Callable[[str], bool] | None:
@@ -158,8 +155,16 @@ def _is_number_for(encoder: Encoder, label: str | None = None) -> Callable[[str]
     return (frozenset(encoder.columns) - {label}).__contains__ if isinstance(encoder, TabularEncoder) else None
 
 
-def _read(path, is_number: Callable[[str], bool] | None) -> _RawFile:
+def _text_for(encoder: Encoder) -> str | None:
+    return encoder.column if isinstance(encoder, TextEncoder) else None
+
+
+def _read(path, is_number: Callable[[str], bool] | None, text: str | None) -> _RawFile:
     suffix = file_suffix(existing_file(path))
+    if suffix in DELIMITERS and text is not None:
+        file = open_csv(path)
+        if text in file.columns and len(file.columns) > 1:
+            return _RawFile(file.frame(without=text), None, str(path), partial(file.texts, text))
     if suffix in _TABLES:
         return _RawFile(read_table(path, is_number=is_number), None, str(path))
     if suffix not in _MATRICES:
@@ -169,6 +174,10 @@ def _read(path, is_number: Callable[[str], bool] | None) -> _RawFile:
     return _RawFile(rows, labels, str(path))
 
 
+def _encoded(raw: _RawFile, encoder: Encoder) -> Features:
+    return encoder.encode(raw.rows if raw.texts is None else raw.texts(), raw.source)
+
+
 def _labels(
     raw: _RawFile, label: str, separator: str | None, names: Sequence[str] | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -176,7 +185,9 @@ def _labels(
         return encode_labels(_label_cells(raw, label), source=raw.source, label_names=names)
     if not isinstance(raw.rows, pd.DataFrame):
         raise DataError(f"Expected a table for a label separator, got the matrix {raw.source}.")
-    return encode_label_sets(text_column(raw.rows, label, raw.source), separator, source=raw.source, label_names=names)
+    return encode_label_sets(
+        list(texts_of(raw.rows, label, raw.source)), separator, source=raw.source, label_names=names
+    )
 
 
 def _label_cells(raw: _RawFile, label: str):
@@ -214,7 +225,7 @@ def _fit_text(raw: _RawFile, options: ReadOptions) -> TextEncoder:
     assert column is not None
     if column == options.label:
         raise DataError(f"Expected a text column other than the label, got '{column}' for both.")
-    texts = text_column(raw.rows, column, raw.source)
+    texts = texts_of(raw.rows, column, raw.source) if raw.texts is None else raw.texts()
     fields = {"column": column, "max_tokens": options.max_tokens, "unit_rows": options.unit_rows}
     if options.vocabulary is not None:
         words = read_vocabulary(options.vocabulary)
@@ -242,21 +253,22 @@ def _read_svmlight(path) -> tuple[sp.csr_array, np.ndarray]:
     except ImportError:
         raise DataError(f"Reading {path} needs scikit-learn; run pip install 'noisecast[train]'.") from None
 
-    content = read_bytes(path)
+    stream = opened(path)
     try:
         zero_based: Any = True  # scikit-learn types it as str
-        matrix, labels = load_svmlight_file(io.BytesIO(content), zero_based=zero_based, dtype=np.float64)[:2]
+        matrix, labels = load_svmlight_file(stream, zero_based=zero_based, dtype=np.float64)[:2]
         is_read = bool(labels.size) and np.isfinite(matrix.data).all()
     except (ValueError, OverflowError):
         is_read = False
     if not is_read:  # The fast reader names no line, so a slow one looks for it.
-        raise DataError(_svmlight_complaint(content.decode("utf-8", errors="replace"), path))
+        stream.seek(0)
+        raise DataError(_svmlight_complaint(io.TextIOWrapper(stream, encoding="utf-8", errors="replace"), path))
     _check_width(matrix.shape[1], path)
     return sp.csr_array(matrix), labels
 
 
-def _svmlight_complaint(text: str, path) -> str:
-    for number, line in enumerate(text.splitlines(), start=1):
+def _svmlight_complaint(lines: Iterable[str], path) -> str:
+    for number, line in enumerate(lines, start=1):
         cells = line.split("#")[0].split()
         last = -1
         if cells and not _FLOAT.fullmatch(cells[0]):
@@ -293,9 +305,8 @@ def _read_npz(path) -> tuple[Features, np.ndarray | None]:
 
 def read_npz(path) -> dict[str, np.ndarray]:
     """All arrays of an .npz file; DataError if it is garbled or holds pickled objects, which could run code."""
-    content = read_bytes(path)
     try:
-        return read_arrays(content)
+        return read_arrays(opened(path))
     except ValueError as error:
         raise DataError(f"{path} {error}") from None
 
@@ -381,5 +392,5 @@ def _counts_or_frequencies(counts: np.ndarray, indptr: np.ndarray, arrays: dict[
 
 
 _SVMLIGHT = (".svm", ".svmlight", ".libsvm")
-_TABLES = (".csv", ".tsv", ".parquet")
+_TABLES = (*DELIMITERS, ".parquet")
 _MATRICES: dict[str, Callable] = {**dict.fromkeys(_SVMLIGHT, _read_svmlight), ".npz": _read_npz}

@@ -4,9 +4,12 @@ import hashlib
 
 import numpy as np
 
-from noisecast.problems.datasets.archives import Ratings
+from noisecast.problems.datasets.archives import RATINGS, Ratings
+from noisecast.problems.datasets.columns import numeric_column
+from noisecast.problems.datasets.contents import file_suffix, opened
+from noisecast.problems.datasets.csv_file import CsvFile
 from noisecast.problems.datasets.dataset import DataError
-from noisecast.problems.datasets.tables import file_suffix, numeric_column, read_bytes, read_csv, read_table
+from noisecast.problems.datasets.tables import read_table
 
 
 def read_ratings(path, *, num_users: int, num_items: int) -> Ratings:
@@ -24,7 +27,7 @@ def read_ratings(path, *, num_users: int, num_items: int) -> Ratings:
     array([1, 0], dtype=int32)
     """
     if file_suffix(path) == ".data":
-        table = read_csv(read_bytes(path), path, delimiter="\t", header=["user", "item", "rating", "timestamp"])
+        table = CsvFile(opened(path), path, delimiter="\t", header=RATINGS).frame()
     else:
         table = read_table(path)
     user, item, rating = (numeric_column(table, name, str(path)) for name in ("user", "item", "rating"))

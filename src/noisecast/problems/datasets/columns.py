@@ -1,0 +1,84 @@
+"""The columns of a table as numbers or texts; one sentence for the first cell that is not."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from noisecast.problems.datasets.dataset import DataError, first_repeated, listed
+
+
+def as_numbers(cells: pd.Series) -> np.ndarray:
+    """(n,) float64, NaN where a cell is no number."""
+    return pd.Series(pd.to_numeric(cells, errors="coerce")).to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def with_rows(frame: pd.DataFrame, source) -> pd.DataFrame:
+    """The frame, or a DataError if it has no row."""
+    if not len(frame):
+        raise DataError(f"{source} has a header ({listed(list(frame.columns))}) but no rows.")
+    return frame
+
+
+def check_column_names(names: list[str], path) -> None:
+    """Raises: DataError for one that is there twice."""
+    repeated = first_repeated(names)
+    if repeated is not None:
+        raise DataError(f"Expected every column of {path} once, got '{repeated}' twice; rename one.")
+
+
+def no_column(column: str, source, columns: list[str]) -> DataError:
+    """The sentence for a column that is not there."""
+    return DataError(f"Expected a column '{column}' in {source}, got the columns {listed(columns)}.")
+
+
+def column_of(frame: pd.DataFrame, column: str, source: str) -> pd.Series:
+    """A column, or a DataError that lists the columns there are."""
+    if column not in frame.columns:
+        raise no_column(column, source, list(frame.columns))
+    return pd.Series(frame[column])
+
+
+def numeric_column(frame: pd.DataFrame, column: str, source: str) -> np.ndarray:
+    """A column as (n,) float64; DataError naming the first row whose cell is missing, not a number or not finite.
+
+    >>> numeric_column(pd.DataFrame({"age": ["1", " 2.5"]}), "age", "a.csv")
+    array([1. , 2.5])
+    """
+    cells = column_of(frame, column, source)
+    if pd.api.types.is_datetime64_any_dtype(cells) or pd.api.types.is_timedelta64_dtype(cells):
+        raise DataError(f"Expected numbers in column '{column}' of {source}, got dates; leave the column out.")
+    try:
+        values = as_numbers(cells)
+    except TypeError:
+        raise DataError(f"Expected numbers in column '{column}' of {source}, got {cells.iloc[0]!r} in row 1.") from None
+    bad = np.flatnonzero(~np.isfinite(values))
+    if not bad.size:
+        return values
+    row, cell = bad[0] + 1, cells.iloc[bad[0]]
+    where = f"in row {row} of column '{column}' of {source}"
+    if cell is None or cell is pd.NA or not str(cell).strip():
+        raise DataError(f"Expected a number, got nothing {where}; fill it in or leave the row out.")
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"Expected a number, got '{str(cell)[:40]}' {where}; encode the column as numbers, leave it out by naming "
+            "the columns to use, or name the text column if the file's examples are texts."
+        ) from None
+    raise DataError(f"Expected a finite number, got {cell} {where}; mend it or leave the row out.")
+
+
+def texts_of(frame: pd.DataFrame, column: str, source: str) -> Iterator[str]:
+    """A column's texts one by one (a missing one is empty); DataError naming the first row that is not text."""
+    cells = column_of(frame, column, source)
+    # A few at a time: as Python's objects all of them would take the file's size once more.
+    for begin in range(0, len(cells), 1024):
+        for row, cell in enumerate(cells.iloc[begin : begin + 1024].tolist(), start=begin + 1):
+            # Only a float is asked whether it is NaN: of a list, another kind of Parquet cell, it has no one answer.
+            if cell is None or cell is pd.NA or (isinstance(cell, float) and cell != cell):
+                yield ""
+            elif isinstance(cell, str):
+                yield cell
+            else:
+                raise DataError(f"Expected text in column '{column}' of {source}, got {cell!r} in row {row}.")
