@@ -156,6 +156,17 @@ def test_the_summary_is_of_the_cells(run):
     assert run("accuracy", "--json", text=text)["cells"] == found["cells"]  # insecure seeds repeat
 
 
+def test_training_goes_on_until_the_mean_is_known(run):
+    """With four seeds the two cells are known to 1 to 4 %."""
+    asked = ("accuracy", "--json", "--seeds", "4", "--standard-error")
+    few = {cell["num_seeds"] for cell in run(*asked, "0.9")["cells"]}
+    cells = run(*asked, "0.005", "--most-seeds", "100")["cells"]
+    assert few == {4} and {cell["num_seeds"] for cell in cells} <= {4, 8, 16, 32, 64, 100}
+    assert max(cell["num_seeds"] for cell in cells) > 4
+    for cell in cells:
+        assert cell["num_seeds"] == 100 or cell["trained_sem"] <= 0.005 * cell["trained_mean"]
+
+
 def test_runs_that_diverge_are_counted(run):
     text = SCENARIO.replace("[0.1, 0.05]", "[1e30, 0.05]").replace("num_steps = 50", "num_steps = 5")
     summary = run("accuracy", "--json", text=text)["summary"]["loss"]
@@ -167,6 +178,8 @@ def test_runs_that_diverge_are_counted(run):
     "arguments, sentence",
     [
         (["--seeds", "1"], "Expected two or more seeds, for a standard error, got 1; give --seeds."),
+        (["--seeds", "3", "--standard-error", "0"], "Expected --standard-error between 0 and 1"),
+        (["--seeds", "3", "--standard-error", "0.1", "--most-seeds", "2"], "Expected --most-seeds of at least the 3"),
         (["--seeds", "1.5"], "Expected a whole number, got 1.5."),
         (["--figure", "a.txt"], "Expected a figure that ends in"),
     ],

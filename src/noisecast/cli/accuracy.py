@@ -1,6 +1,7 @@
 """`noisecast accuracy`: the forecast against training, over the grid of a scenario file."""
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +16,10 @@ from noisecast.cli.progress import share_progress
 from noisecast.figures import accuracy_picture
 from noisecast.files import written_whole
 from noisecast.privacy.accounting import warnings_for
+from noisecast.privacy.noise import RandomRoot
 from noisecast.runners import Training
 from noisecast.runners import answer as ask
+from noisecast.scenario import Scenario
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import EXTRAPOLATED, METRICS, OK, write_table
 
@@ -25,6 +28,7 @@ FOR_STUDY = (
     "all of them together spend more than is accounted. Losses are non-private."
 )
 COMPARED = ("loss", "test_loss")
+MORE_SEEDS = 2**20  # their numbers: none of the first round
 
 
 def accuracy(
@@ -35,6 +39,13 @@ def accuracy(
         int | None,
         Parameter(converter=whole_number, help="Training runs of each cell, >= 2. Default: as the file says."),
     ] = None,
+    standard_error: Annotated[
+        float | None,
+        Parameter(help="Train on, with more seeds, each cell whose mean loss is known less well than to this share."),
+    ] = None,
+    most_seeds: Annotated[
+        int, Parameter(converter=whole_number, help="With --standard-error: training runs of a cell at most.")
+    ] = 400,
     subsample: Subsample = None,
     time_steps: TimeSteps = None,
     output: Annotated[Path | None, Parameter(help="Parquet file for all rows.")] = None,
@@ -46,15 +57,19 @@ def accuracy(
     moments = moments_with(subsample, time_steps)
     question = read_scenario_file(scenario)
     able, refused = able_and_refused(question, moments)
-    repeats = {"num_seeds": question.num_seeds, "insecure_seeds": question.insecure_seeds}
-    if seeds is not None:
-        repeats = {"num_seeds": seeds, "insecure_seeds": None}
-    count = len(question.insecure_seeds or ()) if seeds is None and question.insecure_seeds else repeats["num_seeds"]
+    insecure = question.insecure_seeds if seeds is None else None
+    count = len(insecure) if insecure else seeds if seeds is not None else question.num_seeds
     if count < 2:
         raise ValueError(f"Expected two or more seeds, for a standard error, got {count}; give --seeds.")
+    if standard_error is not None:
+        _check_standard_error(standard_error, most_seeds, count, insecure)
     warn(dict.fromkeys(s for each in able for s in warnings_for(each.mechanism, target_delta=each.target_delta)))
     with share_progress(f"Training {len(able)} cells {count} times, and forecasting") as progress:
-        table = ask(able, runners=[Training(), moments], record_at=question.record_at, progress=progress, **repeats)
+        asked = {"record_at": question.record_at, "num_seeds": count, "insecure_seeds": insecure}
+        table = ask(able, runners=[Training(), moments], progress=progress, **asked)
+    if standard_error is not None:
+        with share_progress(f"Training until each mean is known to {percent(standard_error)}") as progress:
+            table = trained_on(able, table, standard_error, count, most_seeds, question.record_at, progress)
     if output is not None:
         write_table(table, output)
     frame = accuracy_picture.data(table)
@@ -69,7 +84,7 @@ def accuracy(
         print_json({**content, "output": output and str(output), "figure": figure and str(figure)})
         return
     console = to_reader()
-    print_whole(console, _cells_shown(cells, count))
+    print_whole(console, _cells_shown(cells))
     console.print(_summary_shown(summaries))
     if _is_blind(summaries["loss"]):
         console.print("Most of these errors may be chance: give more --seeds to see smaller ones.")
@@ -79,6 +94,46 @@ def accuracy(
     for path in (output, figure):
         if path is not None:
             console.print(f"Written: {path}", soft_wrap=True)
+
+
+def _check_standard_error(share: float, most: int, count: int, insecure: Sequence[int] | None) -> None:
+    if not 0 < share < 1:
+        raise ValueError(f"Expected --standard-error between 0 and 1, a share of the mean loss, got {share}.")
+    if most < count:
+        raise ValueError(f"Expected --most-seeds of at least the {count} seeds of every cell, got {most}.")
+    if insecure:
+        raise ValueError("Expected --seeds with --standard-error: the file's insecure_seeds are as many as they are.")
+
+
+def trained_on(
+    scenarios: Sequence[Scenario],
+    table: pd.DataFrame,
+    share: float,
+    num_seeds: int,
+    most_seeds: int,
+    record_at: Sequence[int],
+    progress: Callable[[float], None],
+) -> pd.DataFrame:
+    """The table of `num_seeds` and further rounds, for cells whose mean last loss is known less well than to `share`.
+
+    Each round doubles the seeds of the cells that lack some. A cell in which a run diverged has no mean, and is left.
+    """
+    root, trained = RandomRoot.from_os_entropy(), num_seeds
+    while trained < most_seeds:
+        cells = _last_cells(table)
+        is_known = (cells["trained_sem"] <= share * cells["trained_mean"].abs()) | (cells["num_diverged"] > 0)
+        lacking = [scenario for scenario in scenarios if not is_known[scenario.id]]
+        if not lacking:
+            break
+        repeats = list(range(MORE_SEEDS + trained, MORE_SEEDS + min(2 * trained, most_seeds)))
+        progress(1 - len(lacking) / len(scenarios))
+        more = Training().answer(lacking, repeats=repeats, root=root, record_at=record_at, progress=lambda share: None)
+        table, trained = pd.concat([table, more], ignore_index=True), trained + len(repeats)
+    return table
+
+
+def _last_cells(table: pd.DataFrame) -> Any:
+    return accuracy_picture.last_steps(accuracy_picture.data(table)).set_index("scenario")
 
 
 def summary(frame: pd.DataFrame) -> dict[str, Any]:
@@ -121,8 +176,10 @@ def _is_blind(found: dict[str, Any]) -> bool:
     return bool(found["num_cells"]) and found["median"] < 2 * found["median_standard_error"]
 
 
-def _cells_shown(cells: Any, count: int) -> Table:
+def _cells_shown(cells: Any) -> Table:
     first = cells.iloc[0]
+    seeds = sorted({*(cells["num_seeds"] + cells["num_diverged"])})
+    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     table = Table(
         title=f"Forecast against training: loss after {first['num_steps']:,} steps, {first['problem']}",
         caption=(
@@ -145,7 +202,7 @@ def _cells_shown(cells: Any, count: int) -> Table:
                 row["optimizer"],
                 number(row["learning_rate"], 3),
                 *(number(row[name], 3) for name in varying),
-                _trained(row, count),
+                _trained(row),
                 number(row["forecast"], 4),
                 percent(row["error"], sign=True),
                 "–" if math.isnan(row["standard_errors"]) else f"{row['standard_errors']:+.1f}",
@@ -157,9 +214,9 @@ def _cells_shown(cells: Any, count: int) -> Table:
     return table
 
 
-def _trained(row: dict[str, Any], count: int) -> str:
+def _trained(row: dict[str, Any]) -> str:
     if row["num_diverged"]:
-        return f"{row['num_diverged']}/{count} diverged"
+        return f"{row['num_diverged']}/{row['num_seeds'] + row['num_diverged']} diverged"
     return f"{number(row['trained_mean'], 4)} ±{100 * row['trained_sem'] / abs(row['trained_mean']):.1f}%"
 
 

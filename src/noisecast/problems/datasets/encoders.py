@@ -13,6 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args
 
@@ -32,6 +33,7 @@ TextKind = Literal["binary", "count", "term-frequency", "padded-term-frequency"]
 PAD, START, OUT_OF_VOCABULARY = 0, 1, 2
 NUM_RESERVED = 3
 PADDED_LENGTH = 290
+ROWS_AT_ONCE = 1024  # what is made on the way to a matrix is made of so many
 
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _LINE_BREAK = re.compile(r"<br\s*/?>")
@@ -424,11 +426,15 @@ def count_matrix(ids: Iterable[list[int]], num_columns: int) -> sp.csr_array:
            [0., 0., 0.]], dtype=float32)
     """
     columns, counts, indptr = array("i"), array("f"), array("q", [0])
-    for row in ids:
-        found = sorted(Counter(row).items())
-        columns.extend(column for column, _ in found)
-        counts.extend(count for _, count in found)
-        indptr.append(len(columns))
+    lists = iter(ids)
+    while rows := list(islice(lists, ROWS_AT_ONCE)):
+        starts = np.cumsum([0, *map(len, rows)])
+        found = np.fromiter(chain.from_iterable(rows), np.int32, count=starts[-1])
+        block = sp.csr_array((np.ones(len(found), np.float32), found, starts), shape=(len(rows), num_columns))
+        block.sum_duplicates()
+        indptr.extend((block.indptr[1:] + len(columns)).tolist())
+        columns.frombytes(block.indices.astype(np.int32).tobytes())
+        counts.frombytes(block.data.tobytes())
     parts = (np.frombuffer(counts, np.float32), np.frombuffer(columns, np.int32), np.frombuffer(indptr, np.int64))
     return sp.csr_array(parts, shape=(len(indptr) - 1, num_columns))
 
@@ -437,7 +443,8 @@ def unit_norm_rows(features: Features) -> Features:
     """Each row divided by its own L2 norm; a row of zeros stays."""
     if sp.issparse(features):
         # In float64: the squares of small float32 numbers vanish.
-        norms = np.sqrt(features.astype(np.float64).power(2).sum(axis=1))
+        blocks = [features[i : i + ROWS_AT_ONCE] for i in range(0, features.shape[0], ROWS_AT_ONCE)]
+        norms = np.concatenate([np.sqrt(block.astype(np.float64).power(2).sum(axis=1)) for block in blocks])
         data = features.data / np.repeat(norms, np.diff(features.indptr)).clip(min=np.finfo(float).tiny)
         return sp.csr_array((data.astype(np.float32), features.indices, features.indptr), shape=features.shape)
     norms = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
