@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from noisecast.advice.batches import better_batches
+from noisecast.advice.batches import better_batches, first_moves
 from noisecast.advice.prediction import How, Prediction
 from noisecast.advice.reasons import confidence_in, reason_for
 from noisecast.advice.search import Found, Searching, best_near, carried, side_by_side
@@ -18,7 +19,7 @@ from noisecast.forecasting.forecasters import Forecasters
 from noisecast.forecasting.outcome import Asker, Outcome, cheap
 from noisecast.optimizers import OPTIMIZERS
 from noisecast.privacy.accounting import calibrate_noise_multiplier
-from noisecast.privacy.mechanism import SampledGaussian
+from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import Sampler
 from noisecast.runners.moments import Moments, table_of
 from noisecast.runners.moments.forecast import Forecast
@@ -181,6 +182,29 @@ def _checked(
 Ways = dict[How, dict[float, list[Scenario]]]  # by budget
 
 
+class Price(NamedTuple):
+    """What the noise multiplier of a budget follows from; a mechanism's own noise and clip norm do not matter."""
+
+    sampler: Sampler
+    adjacency: Adjacency
+    num_steps: int
+    target_delta: float
+    target_epsilon: float
+
+
+def _price(scenario: Scenario, epsilon: float) -> Price:
+    mechanism: SampledGaussian = scenario.mechanism
+    return Price(mechanism.sampler, mechanism.adjacency, scenario.num_steps, scenario.target_delta, epsilon)
+
+
+def _noise_multiplier(_: Any, price: Price) -> float:
+    """The least noise whose epsilon stays within the budget."""
+    blank = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=1.0, sampler=price.sampler, adjacency=price.adjacency)
+    return calibrate_noise_multiplier(
+        blank, target_epsilon=price.target_epsilon, target_delta=price.target_delta, num_steps=price.num_steps
+    ).noise_multiplier
+
+
 class _Work:
     """The forecasts made so far, cheap and full."""
 
@@ -197,7 +221,7 @@ class _Work:
         self.cheap, self.progress, self.forecasters = cheap(moments), progress, forecasters
         self.asker = Asker(metric, self.cheap, self._tick, forecasters)
         self.num_asked = 0
-        self.calibrations: dict[tuple[Sampler, Any, int, float], float] = {}
+        self.calibrations: dict[Price, float] = {}
         self.full: dict[str, tuple[Scenario, Forecast]] = {}  # by id
         self.tried: list[dict] = []
         start = self.cheap.forecast(tuned[0], [0])
@@ -205,13 +229,17 @@ class _Work:
 
     def calibrated(self, scenario: Scenario, epsilon: float) -> Scenario:
         """The least noise whose epsilon stays within the budget."""
-        mechanism: SampledGaussian = scenario.mechanism
-        key = mechanism.sampler, mechanism.adjacency, scenario.num_steps, epsilon
-        if key not in self.calibrations:
-            self.calibrations[key] = calibrate_noise_multiplier(
-                mechanism, target_epsilon=epsilon, target_delta=scenario.target_delta, num_steps=scenario.num_steps
-            ).noise_multiplier
-        return replace(scenario, mechanism=mechanism.with_noise_multiplier(self.calibrations[key]))
+        self.calibrate([(scenario, epsilon)])
+        noise_multiplier = self.calibrations[_price(scenario, epsilon)]
+        return replace(scenario, mechanism=scenario.mechanism.with_noise_multiplier(noise_multiplier))
+
+    def calibrate(self, asked: Sequence[tuple[Scenario, float]]) -> None:
+        """Of scenarios and their budgets, those that are not known yet, side by side."""
+        prices = list(dict.fromkeys(p for pair in asked if (p := _price(*pair)) not in self.calibrations))
+        if len(prices) < 2:
+            self.calibrations |= {price: _noise_multiplier(None, price) for price in prices}
+        else:
+            self.calibrations |= zip(prices, self.forecasters.map(_noise_multiplier, prices), strict=True)
 
     def ask(self, scenarios: list[Scenario]) -> list[Outcome]:
         """Cheaply, those of one horizon together."""
@@ -226,6 +254,7 @@ class _Work:
     def kept(self, optimizers: Sequence[type]) -> dict[float, list[Scenario]]:
         """The tuned settings at every budget's noise."""
         kept = [scenario for scenario in self.tuned if type(scenario.optimizer) in optimizers]
+        self.calibrate([(scenario, epsilon) for scenario in kept for epsilon in self.epsilons])
         return {epsilon: [self.calibrated(scenario, epsilon) for scenario in kept] for epsilon in self.epsilons}
 
     def retuned(self, optimizers: Sequence[type]) -> list[dict[float, Found]]:
@@ -268,6 +297,8 @@ class _Work:
             if min((each[epsilon] for each in found), key=_order).outcome.lead_over(by_epsilon[epsilon].outcome)
             < CONTENDS
         ]
+        with suppress(ValueError):  # of a move that nobody may come to; else it is raised there
+            self.calibrate([(there, epsilon) for epsilon, best in asked for there in first_moves(best.scenario)])
         searches = [
             better_batches(
                 best,

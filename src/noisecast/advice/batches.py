@@ -30,10 +30,10 @@ def better_batches(found: Found, calibrate: Calibrate, *, least_gain: float) -> 
     for direction in (LARGER, SMALLER) if found.scenario.num_steps < MANY_STEPS else (LARGER,):
         here = found
         for _ in range(MOST_STRIDES):
-            there = _moved(here.scenario, direction, found.scenario, calibrate)
+            there = moved(here.scenario, direction, found.scenario)
             if there is None:
                 break
-            ahead = yield from best_near(there, clip_too=False, most_rounds=1)
+            ahead = yield from best_near(carried(here.scenario, calibrate(there)), clip_too=False, most_rounds=1)
             tried += ahead.tried
             if ahead.outcome.lead_over(here.outcome) <= 0:
                 break
@@ -47,8 +47,11 @@ def better_batches(found: Found, calibrate: Calibrate, *, least_gain: float) -> 
     return Found(best.scenario, best.outcome, (*tried, *best.tried))
 
 
-def _moved(scenario: Scenario, factor: float, origin: Scenario, calibrate: Calibrate) -> Scenario | None:
-    """`scenario` with other batches, the noise they need and a rate to start from; None where there are none."""
+def moved(scenario: Scenario, factor: float, origin: Scenario) -> Scenario | None:
+    """`scenario` with `factor` times its batch size and fewer steps, or the other way; None where it cannot be.
+
+    No more example gradients than `origin`. Its noise and rate are as they were, and not yet what they should be.
+    """
     batch_size = scenario.mechanism.expected_batch_size * factor
     sampler = with_batch_size(scenario.mechanism.sampler, max(1, math.floor(batch_size)))
     if sampler is None or sampler == scenario.mechanism.sampler:
@@ -57,10 +60,18 @@ def _moved(scenario: Scenario, factor: float, origin: Scenario, calibrate: Calib
     num_steps = math.floor(min(scenario.num_steps / factor, most_gradients / sampler.expected_batch_size) + 1e-9)
     if num_steps < 1:
         return None
-    return carried(
-        scenario,
-        calibrate(replace(scenario, mechanism=replace(scenario.mechanism, sampler=sampler), num_steps=num_steps)),
-    )
+    return replace(scenario, mechanism=replace(scenario.mechanism, sampler=sampler), num_steps=num_steps)
+
+
+def first_moves(scenario: Scenario) -> list[Scenario]:
+    """The two strides that a search begins with, to larger batches."""
+    moves = []
+    for _ in range(2):
+        there = moved(moves[-1] if moves else scenario, LARGER, scenario)
+        if there is None:
+            break
+        moves.append(there)
+    return moves
 
 
 def with_batch_size(sampler: Sampler, batch_size: float) -> Sampler | None:

@@ -1,13 +1,14 @@
-"""Forecasts of one problem by processes beside this one, a core each."""
+"""Forecasts of one problem, and what else takes long, by processes beside this one, a core each."""
 
 import os
 import pickle
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from noisecast.forecasting.outcome import forecasts
 from noisecast.problems.problem import Problem
@@ -18,6 +19,9 @@ from noisecast.worker_process import WorkerProcess, pickled, serve
 
 WORTH_PROCESSES = 2000  # examples: with fewer, hundreds of forecasts take less than a process to start
 LARGEST_PROBLEM = 2**30  # bytes that are sent to each
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 
 class Forecasters:
@@ -61,15 +65,27 @@ class Forecasters:
         if not self._processes:
             yield from forecasts(moments, scenarios, record_at)
             return
-        with ThreadPoolExecutor(len(self._processes)) as attendants:
-            yield from attendants.map(lambda scenario: self._one(moments, scenario, record_at), scenarios)
+        without_problem = [replace(scenario, problem=_ELSEWHERE) for scenario in scenarios]
+        yield from self.map(partial(_forecast, moments, tuple(record_at)), without_problem)
 
-    def _one(self, moments: Moments, scenario: Scenario, record_at: Sequence[int]) -> Forecast:
-        process, without_problem = self._idle.get(), replace(scenario, problem=_ELSEWHERE)
+    def map(self, function: Callable[[Problem, Asked], Answer], asked: Iterable[Asked]) -> Iterator[Answer]:
+        """function(problem, each), in their order, as they are done.
+
+        Args:
+          function: at the top of its module, or a `partial` of such a one, so that the processes find it.
+        """
+        if not self._processes:
+            yield from (function(self._problem, each) for each in asked)
+            return
+        with ThreadPoolExecutor(len(self._processes)) as attendants:
+            yield from attendants.map(lambda each: self._one(function, each), asked)
+
+    def _one(self, function: Callable[[Problem, Asked], Answer], asked: Asked) -> Answer:
+        process = self._idle.get()
         try:
-            found = process.ask((moments, without_problem, tuple(record_at)))
+            found: Any = process.ask((function, asked))
         except (EOFError, OSError):  # killed
-            (found,) = forecasts(moments, [scenario], record_at)
+            found = function(self._problem, asked)
         finally:
             self._idle.put(process)
         if isinstance(found, Exception):
@@ -80,11 +96,15 @@ class Forecasters:
 _ELSEWHERE: Any = None  # a scenario's problem is in the process already
 
 
-def _prepared(problem: Problem) -> Callable[[Any], Forecast | Exception]:
-    def answer(question: tuple[Moments, Scenario, Sequence[int]]) -> Forecast | Exception:
-        moments, scenario, record_at = question
+def _forecast(moments: Moments, record_at: Sequence[int], problem: Problem, without_problem: Scenario) -> Forecast:
+    return next(forecasts(moments, [replace(without_problem, problem=problem)], record_at))
+
+
+def _prepared(problem: Problem) -> Callable[[Any], Any]:
+    def answer(question: tuple[Callable[[Problem, Any], Any], Any]) -> Any:
+        function, asked = question
         try:
-            return next(forecasts(moments, [replace(scenario, problem=problem)], record_at))
+            return function(problem, asked)
         except Exception as error:  # to be raised where it was asked
             return error
 
