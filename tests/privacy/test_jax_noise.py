@@ -89,6 +89,16 @@ def test_an_empty_batch_is_noised_all_the_same():
     np.testing.assert_allclose(np.asarray(full) - np.asarray(zero), 2.0, rtol=1e-5)
 
 
+def test_a_draw_of_exactly_zero_does_not_show_in_a_sign():
+    """Were it released, a sign of 0 would tell of a coordinate without gradient; the accounted law has no such sign."""
+    zero = np.zeros(3, np.float32)
+    noisy = private_mean(zero, jnp.array([0.0, 1.0, -1.0]), noise_std=2.0, expected_batch_size=4)
+    np.testing.assert_array_equal(jnp.sign(noisy), [1, 1, -1])
+    np.testing.assert_allclose(noisy, [0, 0.5, -0.5], atol=1e-30)
+    without = private_mean(zero, jnp.array([0.0, 1.0, -1.0]), noise_std=0.0, expected_batch_size=4)
+    np.testing.assert_array_equal(without, zero)  # and what is untouched stays where it is without noise
+
+
 def test_private_mean_is_pure_traceable_and_keeps_its_dtype():
     total = np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3)
 

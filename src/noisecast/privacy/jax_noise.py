@@ -95,7 +95,9 @@ def private_mean(clipped_sum: Any, normals: Array, *, noise_std: Any, expected_b
       clipped_sum: sum of the batch's clipped gradients, zero for an empty batch; any shape, float32 [loss/params].
       normals: independent N(0, 1) numbers of this run and step, used for nothing else; the same shape.
       noise_std: z C, of the sum; () >= 0 [loss/params].   expected_batch_size: B, public; () > 0.
-    Returns: the private mean gradient, shape and dtype of clipped_sum [loss/params].
+    Returns: the private mean gradient, shape and dtype of clipped_sum [loss/params]. Never exactly 0 where there is
+      noise: a float32 draw may be (with probability 2^-25), and a sign of 0, which the accounted law does not have,
+      would tell that no gradient was there.
 
     >>> normals = standard_normal(counter_keys(bytes(32)), 0, (2,))
     >>> private_mean(np.zeros(2, "float32"), normals, noise_std=1.0, expected_batch_size=4).shape
@@ -104,7 +106,8 @@ def private_mean(clipped_sum: Any, normals: Array, *, noise_std: Any, expected_b
     clipped_sum = jnp.asarray(clipped_sum)
     noise = normals.astype(clipped_sum.dtype) * jnp.asarray(noise_std, clipped_sum.dtype)
     # By the expected batch size, not the drawn one: the drawn size is private.
-    return (clipped_sum + noise) / jnp.asarray(expected_batch_size, clipped_sum.dtype)
+    mean = (clipped_sum + noise) / jnp.asarray(expected_batch_size, clipped_sum.dtype)
+    return jnp.where((mean == 0) & (jnp.asarray(noise_std) > 0), jnp.finfo(mean.dtype).tiny, mean)
 
 
 def _box_muller(first: Array, second: Array) -> tuple[Array, Array]:
