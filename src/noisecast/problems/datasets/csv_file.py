@@ -112,8 +112,7 @@ class CsvFile:
             include_columns=None if names == self._names else names,
         )  # fmt: skip
         try:
-            self._stream.seek(self._begin)
-            yield from pa_csv.open_csv(self._stream, reading, parsing, converting)
+            yield from pa_csv.open_csv(self._from_begin(), reading, parsing, converting)
         except (pa.ArrowInvalid, KeyError) as error:
             if "straddling" in str(error) and block_size != BLOCKS[-1]:
                 raise _LongRow from None
@@ -152,6 +151,12 @@ class CsvFile:
         if is_blank:
             raise DataError(f"{self._source} is empty.")
         return begin
+
+    def _from_begin(self) -> Any:
+        if isinstance(self._stream, io.BytesIO):  # Arrow's threads need not wait for Python's to read it
+            return pa.BufferReader(pa.py_buffer(self._stream.getbuffer()).slice(self._begin))
+        self._stream.seek(self._begin)
+        return self._stream
 
     def _first_row(self) -> list[str]:
         self._stream.seek(self._begin)
