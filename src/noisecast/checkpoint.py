@@ -71,7 +71,7 @@ def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:
         root = RandomRoot(stored["secret"].tobytes(), seed[0] if seed else None, bool(stored["secure_noise"]))
         state = {name.removeprefix("state_"): stored[name] for name in stored if name.startswith("state_")}
         checkpoint = Checkpoint(owner, root, state)
-        readable = int(stored["format"]) == FORMAT and checkpoint.step >= 0
+        readable = int(stored["format"]) == FORMAT and checkpoint.step >= 0 and owner.isalnum()
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         readable = False
     if not readable:

@@ -29,11 +29,12 @@ import noisecast
 from fuzz.mutate import mutated
 from fuzz.targets import CSV, TARGETS
 from noisecast import SampledGaussian, Stream
-from noisecast.checkpoint import load_checkpoint
+from noisecast.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from noisecast.cli import main
 from noisecast.files import MOST_UNPACKED, read_arrays
 from noisecast.ledger import PrivacyLedger
 from noisecast.model_dir import load_model
+from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.datasets import (
     DataError,
     ReadOptions,
@@ -185,6 +186,20 @@ def test_a_header_that_claims_more_rows_than_there_are(tmp_path, rows):
         load_file(save(tmp_path / "a.npz", claims))
     with pytest.raises(ValueError, match="is not a readable checkpoint"):
         load_checkpoint(tmp_path / "a.npz", scenario="s")
+
+
+def test_a_checkpoint_whose_scenario_would_break_the_line(tmp_path):
+    """Found by the fuzzer: the name that it gives its scenario was shown as it came."""
+    root = RandomRoot.from_insecure_seed(1)
+    for name, says in (
+        ("0123abcd", "is a checkpoint of another scenario"),
+        ("ab\ncd", "not a readable"),
+        ("", "not a"),
+    ):
+        save_checkpoint(tmp_path / "a.npz", Checkpoint(name, root, {"step": np.asarray(3)}))
+        with pytest.raises(ValueError, match=says) as found:
+            load_checkpoint(tmp_path / "a.npz", scenario="s")
+        assert "\n" not in str(found.value)
 
 
 def test_archives_that_unpack_to_hundreds_of_times_themselves(tmp_path, monkeypatch):
