@@ -101,7 +101,7 @@ def test_a_sampling_probability_above_one(refused):
         ("--test-fraction", ["1"], "Expected 0 < test_fraction < 1, got 1.0."),
         ("--test", ["nowhere.csv"], "There is no file nowhere.csv"),
         ("--bounds", ["nowhere.toml"], "There is no file nowhere.toml"),
-        ("--columns", ["a,z"], "got none for z"),
+        ("--columns", ["a,z"], "Expected a column 'z'"),
         ("--optimizer", ["adam"], "adam"),
         ("--output", ["data.csv"], "Expected --output to be a new directory, data.csv exists"),
         ("--output", ["missing/model"], "Expected the folder"),

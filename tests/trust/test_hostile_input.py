@@ -251,7 +251,7 @@ def test_a_table_read_in_many_blocks_is_the_same_and_names_the_same_rows(tmp_pat
         ("x,y,1", "got 'x' in row 501 of column 'a'"),
         (",y,1", "got nothing in row 501 of column 'a'"),
         ("inf,y,1", "got inf in row 501 of column 'a'"),
-        ("1e300,y,1", "got inf in row 501 of "),
+        ("1e300,y,1", r"got 1e\+300 in row 501 of "),
     ]:
         save(path, (whole + last + "\n").encode())
         with pytest.raises(DataError, match=says):
@@ -356,39 +356,89 @@ def test_a_hostile_file_is_one_line_and_status_2(tmp_path, monkeypatch, capsys, 
 PEAK = """
 import sys
 from pathlib import Path
-from noisecast.problems.datasets import ReadOptions, load_file
+from noisecast.problems.datasets import DataError, ReadOptions, load_file
 def status(name): return int(next(l for l in open("/proc/self/status") if l.startswith(name)).split()[1]) * 1024
-options = ReadOptions(text=sys.argv[3] or None)
+options = ReadOptions(text=sys.argv[3] or None, columns=("x0", "x1") if sys.argv[4] else None)
 load_file(sys.argv[1], options)
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = status("VmRSS")
-load_file(sys.argv[2], options)
+try: load_file(sys.argv[2], options)
+except DataError as error: print(error, file=sys.stderr)
 print(status("VmHWM") - before)
 """
 
 
+@pytest.mark.parametrize(
+    "content, line",
+    [
+        ('a,label\n1,no\n2,"yes\n3,no\n4,yes\n', 3),
+        ('label,text\n0,"film\n1,film number 2\n', 2),
+        ('a,label\n1,no\n2,"yes" or no\n3,no\n', 3),
+        ('a,label\n1,"no"\n2,"yes\n3,"no"\n', 3),
+        ('"a,label\n1,no\n2,yes\n', 1),
+    ],
+)
+def test_a_quote_that_is_not_closed_swallows_no_rows(tmp_path, content, line):
+    """Arrow takes the end of the file for the end of the cell, and a label would hold the rows behind it."""
+    with pytest.raises(DataError, match=rf"begins in line {line} has a quote that is not closed, or that more text"):
+        load_file(save(tmp_path / "a.csv", content.encode()), ReadOptions(text="text" if "text" in content else None))
+
+
+def test_quotes_that_are_closed_hold_anything(tmp_path):
+    content = 'text,label\n"a ""b"", c\nd",no\n5" film,yes\n"",no\n'
+    data, encoder = load_file(save(tmp_path / "a.csv", content.encode()), ReadOptions(text="text"))
+    assert encoder.vocabulary == ("5", "a", "b", "c", "d", "film") and len(data.labels) == 3
+
+
+def test_a_header_that_is_longer_than_a_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_file, "BLOCKS", (64, 2**8, 2**20))
+    names = [f"column{i}" for i in range(100)]
+    rows = "".join(",".join(str(i % (j + 2)) for j in range(100)) + f",{i % 2}\n" for i in range(5))
+    save(tmp_path / "a.csv", (",".join(names) + ",label\n" + rows).encode())
+    assert load_file(tmp_path / "a.csv")[0].features.shape == (5, 100)
+
+
+def test_a_missing_label_lists_all_columns_there_are(tmp_path):
+    save(tmp_path / "a.csv", b"text,y\na b,0\nc,1\n")
+    with pytest.raises(DataError, match=r"Expected a column 'label' in .*, got the columns text, y"):
+        load_file(tmp_path / "a.csv", ReadOptions(text="text"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["npz", "csv", "text"])
+@pytest.mark.parametrize("kind", ["npz", "csv", "narrow", "mistaken", "unused", "text", "long"])
 def test_memory_is_at_most_twice_the_file(tmp_path, kind):
-    """At 100 to 200 MB: seen at 1.4 times a matrix, 1.6 times a table of numbers, 1.4 times a table of texts."""
-    rng, suffix = np.random.default_rng(0), "npz" if kind == "npz" else "csv"
+    suffix = "npz" if kind == "npz" else "csv"
     small, large = tmp_path / f"small.{suffix}", tmp_path / f"large.{suffix}"
-    features = rng.normal(size=(2_000_000, 10)).astype(np.float32)
-    if kind == "text":
-        words = np.array([f"word{i}" for i in range(30_000)])
-        features = [" ".join(words[(30_000 ** rng.random(300)).astype(int)]) for _ in range(100_000)]
-    labels = np.arange(len(features)) % 2
-    for path, count in ((small, 10), (large, len(features))):
-        if kind == "npz":
-            np.savez(path, X=features[:count], y=labels[:count])
-        elif kind == "csv":
-            columns = {f"x{j}": features[:count, j] for j in range(10)} | {"label": labels[:count]}
-            pa.csv.write_csv(pa.table(columns), path)
-        else:
-            pa.csv.write_csv(pa.table({"text": features[:count], "label": labels[:count]}), path)
-    del features
-    command = [sys.executable, "-c", PEAK, str(small), str(large), "text" if kind == "text" else ""]
+    for path, count in ((small, 10), (large, 100_000 if kind in ("text", "long") else 2_000_000)):
+        save_example(path, kind, count)
+    command = [sys.executable, "-c", PEAK, str(small), str(large), *READ_AS.get(kind, ("", ""))]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert bool(run.stderr) == (kind == "mistaken") == ("got 'oops' in row 2000000" in run.stderr)
     size = large.stat().st_size
     print(f"{kind}: {int(run.stdout) / size:.2f} times the file of {size / 2**20:.0f} MiB")
     assert int(run.stdout) < 2 * size
+
+
+READ_AS = {"text": ("text", ""), "long": ("text", ""), "unused": ("", "columns")}
+
+
+def save_example(path: Path, kind: str, count: int) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) % 2
+    if kind in ("text", "long"):  # of 300 words; one of them of 17 MiB
+        words = np.array([f"word{i}" for i in range(30_000)])
+        texts = [" ".join(words[(30_000 ** rng.random(300)).astype(int)]) for _ in range(count)]
+        if kind == "long":
+            texts[count // 2] = " ".join(words[:2000].tolist() * (1000 if count > 10 else 1))
+        pa.csv.write_csv(pa.table({"text": texts, "label": labels}), path)
+        return
+    features = rng.random(size=(count, 4 if kind in ("narrow", "mistaken") else 10), dtype=np.float32)
+    if kind == "npz":
+        np.savez(path, X=features, y=labels)
+        return
+    columns: dict = {f"x{j}": np.round(column, 6) for j, column in enumerate(features.T)}
+    if kind == "mistaken" and count > 10:
+        columns["x2"] = [*map(str, columns["x2"][:-1]), "oops"]
+    if kind == "unused":
+        columns = {f"x{j}": columns[f"x{j}"] for j in range(2)} | {"id": [f"customer {i:09d}" for i in range(count)]}
+    pa.csv.write_csv(pa.table(columns | {"label": labels}), path)

@@ -9,7 +9,9 @@ from noisecast.problems.datasets.dataset import DataError, first_repeated, liste
 
 
 def as_numbers(cells: pd.Series) -> np.ndarray:
-    """(n,) float64, NaN where a cell is no number."""
+    """(n,) float64, NaN where a cell is no number; of floats, themselves."""
+    if isinstance(cells.dtype, np.dtype) and cells.dtype.kind == "f":
+        return cells.to_numpy()
     return pd.Series(pd.to_numeric(cells, errors="coerce")).to_numpy(dtype=np.float64, na_value=np.nan)
 
 
@@ -39,8 +41,10 @@ def column_of(frame: pd.DataFrame, column: str, source: str) -> pd.Series:
     return pd.Series(frame[column])
 
 
-def numeric_column(frame: pd.DataFrame, column: str, source: str) -> np.ndarray:
-    """A column as (n,) float64; DataError naming the first row whose cell is missing, not a number or not finite.
+def numeric_column(frame: pd.DataFrame, column: str, source: str, rows_before: int = 0) -> np.ndarray:
+    """A column as (n,) floats; DataError naming the first row whose cell is missing, not a number or not finite.
+
+    The frame's first row is number rows_before + 1 of its file.
 
     >>> numeric_column(pd.DataFrame({"age": ["1", " 2.5"]}), "age", "a.csv")
     array([1. , 2.5])
@@ -55,7 +59,7 @@ def numeric_column(frame: pd.DataFrame, column: str, source: str) -> np.ndarray:
     bad = np.flatnonzero(~np.isfinite(values))
     if not bad.size:
         return values
-    row, cell = bad[0] + 1, cells.iloc[bad[0]]
+    row, cell = rows_before + bad[0] + 1, cells.iloc[bad[0]]
     where = f"in row {row} of column '{column}' of {source}"
     if cell is None or cell is pd.NA or not str(cell).strip():
         raise DataError(f"Expected a number, got nothing {where}; fill it in or leave the row out.")

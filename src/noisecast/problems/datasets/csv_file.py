@@ -3,7 +3,8 @@
 import codecs
 import csv
 import io
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -12,13 +13,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from noisecast.problems.datasets.columns import as_numbers, check_column_names, no_column, with_rows
+from noisecast.problems.datasets.columns import check_column_names, no_column, numeric_column
 from noisecast.problems.datasets.contents import file_suffix, not_utf8, opened, unreadable
 from noisecast.problems.datasets.dataset import DataError, listed
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+LONGEST_CELL = 2**20  # characters, of a file with quotes; or an eighth of the file
 # Bytes parsed at a time. A row that is longer needs larger ones; Arrow counts a block's bytes in 32 bits.
-BLOCKS = (2**20, 2**24, 2**31 - 1)
+BLOCKS = (2**20, 2**22, 2**24, 2**26, 2**28, 2**31 - 1)
 
 
 def open_csv(path) -> "CsvFile":
@@ -33,10 +35,11 @@ class CsvFile:
       stream: the file; it is read as often as something is asked for.   source: what sentences call it.
       delimiter: between cells.   header: the columns' names, if the file's first line does not give them.
 
-    Raises: DataError if it is not UTF-8 (naming the line), empty, or names a column twice.
+    Raises: DataError if it is not UTF-8 (naming the line), empty, names a column twice, or if a quoted cell does not
+      end: it would swallow the rows behind it.
 
     >>> file = CsvFile(io.BytesIO(b"age,label\\n20,no\\n40,yes\\n"), "toy.csv", delimiter=",")
-    >>> file.frame(is_number=lambda name: name == "age")["age"].tolist(), list(file.texts("label"))
+    >>> file.frame(numbers=["age"])["age"].tolist(), list(file.texts("label"))
     ([20.0, 40.0], ['no', 'yes'])
     """
 
@@ -44,35 +47,44 @@ class CsvFile:
         self._stream, self._source, self._delimiter, self._header = stream, source, delimiter, header
         try:
             self._size = stream.seek(0, io.SEEK_END)
-            self._begin = self._begin_of_text()
+            self._begin, has_quotes = self._looked_through()
+            if has_quotes:
+                self._check_quotes()
             self._names = header or self._first_row()
         except OSError as error:
             raise unreadable(source, error) from None
         self.columns = [name.strip() for name in self._names]
         check_column_names(self.columns, source)
 
-    def frame(self, *, is_number: Callable[[str], bool] | None = None, without: str | None = None) -> pd.DataFrame:
-        """All rows, their cells as text (empty cells as "").
+    def check(self, column: str) -> None:
+        """Raises: DataError if there is no such column."""
+        if column not in self.columns:
+            raise no_column(column, self._source, self.columns)
+
+    def frame(
+        self, columns: Sequence[str] | None = None, *, numbers: Collection[str] = (), dtype: Any = np.float64
+    ) -> pd.DataFrame:
+        """All rows of some columns (None: of all), their cells as text (empty cells as "").
 
         Args:
-          is_number: columns to hold as float64, which takes less memory; if a cell of them is not a finite number, all
-            are text.
-          without: a column to leave out, for `texts`.
+          numbers: columns among them whose cells must be numbers.   dtype: what these are held as.
 
-        Raises: DataError for a file without rows, or a row with too many or too few cells, naming it.
+        Raises: DataError for a file without rows, a row with too many or too few cells, or a cell that is no finite
+          number where it must be one, naming the row.
         """
-        kept = [name for name in self._names if name.strip() != without]
+        for column in columns or ():
+            self.check(column)
+        names = [name for name in self._names if columns is None or name.strip() in columns]
         for block_size in BLOCKS:
             try:
-                return with_rows(self._frame(block_size, kept, is_number), self._source)
+                return self._frame(block_size, names, numbers, dtype)
             except _LongRow:
                 pass
         raise AssertionError
 
     def texts(self, column: str) -> Iterator[str]:
         """The cells of a column one by one; none of them is kept. Raises: DataError, also if there is none such."""
-        if column not in self.columns:
-            raise no_column(column, self._source, self.columns)
+        self.check(column)
         name, given = self._names[self.columns.index(column)], 0
         for block_size in BLOCKS:
             try:
@@ -84,16 +96,39 @@ class CsvFile:
             except _LongRow:
                 pass
 
-    def _frame(self, block_size: int, names: list[str], is_number: Callable[[str], bool] | None) -> pd.DataFrame:
-        if is_number is not None:
-            most_rows = self._size // len(self._names) + 1  # a cell has a byte behind it, but the last
-            if (frame := _with_numbers(self._blocks(block_size, names), names, is_number, most_rows)) is not None:
-                return frame
-        blocks = list(self._blocks(block_size, names))
-        if not blocks:
+    def _frame(self, block_size: int, names: list[str], numbers: Collection[str], dtype: Any) -> pd.DataFrame:
+        # Numbers are written where they will stay, as parts to be joined would be there twice. A cell has a byte behind
+        # it, so there are not more rows than that; what is not written takes no memory.
+        most_rows = self._size // len(self._names) + 2
+        parts: dict[str, Any] = {
+            name: np.empty(most_rows, dtype) if name in numbers else _Texts() for name in map(str.strip, names)
+        }
+        num_rows = 0
+        for block in self._blocks(block_size, names):
+            for (name, part), cells in zip(parts.items(), block.columns, strict=True):
+                if name in numbers:
+                    found = numeric_column(pd.DataFrame({name: cells.to_pandas()}), name, self._source, num_rows)
+                    part[num_rows : num_rows + len(found)] = self._held_as(dtype, found, name, num_rows)
+                else:
+                    part.append(cells)
+            num_rows += block.num_rows
+        if not num_rows:
             raise DataError(f"{self._source} has a header ({listed(self._names)}) but no rows.")
-        table = pa.Table.from_batches(blocks).rename_columns([name.strip() for name in names])
-        return table.to_pandas(ignore_metadata=True)
+        columns = {
+            name: part[:num_rows] if name in numbers else part.array().to_pandas() for name, part in parts.items()
+        }
+        return pd.DataFrame(columns, copy=False)
+
+    def _held_as(self, dtype: Any, values: np.ndarray, name: str, rows_before: int) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            held = values.astype(dtype)
+        if not np.isfinite(held).all():
+            bad = int(np.isinf(held).argmax())
+            where = f"in row {rows_before + bad + 1} of column '{name}' of {self._source}"
+            raise DataError(
+                f"Expected numbers finite in {np.dtype(dtype).name}, got {values[bad]:g} {where}; rescale the column."
+            )
+        return held
 
     def _blocks(self, block_size: int, names: list[str]) -> Iterator[pa.RecordBatch]:
         """The rows of some columns, all as text. Raises: _LongRow, DataError."""
@@ -112,9 +147,14 @@ class CsvFile:
             include_columns=None if names == self._names else names,
         )  # fmt: skip
         try:
-            yield from pa_csv.open_csv(self._from_begin(), reading, parsing, converting)
+            with pa_csv.open_csv(self._from_begin(), reading, parsing, converting) as blocks:
+                for block in blocks:
+                    if block.num_columns != len(names):
+                        raise pa.ArrowInvalid("its rows and its header are not of the same columns")
+                    yield block
         except (pa.ArrowInvalid, KeyError) as error:
-            if "straddling" in str(error) and block_size != BLOCKS[-1]:
+            # Of a header that is longer than a block it says that nothing follows.
+            if ("straddling" in str(error) or "Empty CSV" in str(error)) and block_size < min(self._size, BLOCKS[-1]):
                 raise _LongRow from None
             raise self._refusal(error, ragged) from None
         except OSError as error:
@@ -131,18 +171,19 @@ class CsvFile:
             return DataError(f"{self._source} has a header ({listed(self._names)}) but no rows.")
         return DataError(f"{self._source} cannot be read as a table: {first_line(error)}")
 
-    def _begin_of_text(self) -> int:
-        """The place of the first byte that is no mark and ends no line. Block by block, so that nothing is kept."""
+    def _looked_through(self) -> tuple[int, bool]:
+        """The place of the first byte that is no mark and ends no line, and whether there is a quote in the file."""
         self._stream.seek(0)
         begin = len(codecs.BOM_UTF8) if self._stream.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
         self._stream.seek(begin)
-        decoder, num_lines, is_blank = codecs.getincrementaldecoder("utf-8")(), 0, True
+        decoder, num_lines, is_blank, has_quotes = codecs.getincrementaldecoder("utf-8")(), 0, True, False
         while block := self._stream.read(BLOCKS[0]):
             try:
                 decoder.decode(block)
             except UnicodeDecodeError as error:
                 raise not_utf8(num_lines + error.object.count(b"\n", 0, error.start) + 1, self._source) from None
             num_lines += block.count(b"\n")
+            has_quotes = has_quotes or b'"' in block
             if is_blank:
                 begin += len(block) - len(block.lstrip(b"\r\n"))
                 is_blank = not block.strip(b"\r\n")
@@ -150,7 +191,30 @@ class CsvFile:
             raise not_utf8(num_lines + 1, self._source)
         if is_blank:
             raise DataError(f"{self._source} is empty.")
-        return begin
+        return begin, has_quotes
+
+    def _check_quotes(self) -> None:
+        """Arrow takes a quote that is never closed for one that is closed by the end of the file."""
+        self._stream.seek(self._begin)
+        lines = io.TextIOWrapper(self._stream, encoding="utf-8", newline="")
+        rows = csv.reader(lines, delimiter=self._delimiter, strict=True)
+        longest = max(LONGEST_CELL, self._size // 8)  # the csv module takes 4 bytes a character
+        before, begin = csv.field_size_limit(longest), 1
+        try:
+            for _ in rows:
+                begin = rows.line_num + 1
+        except csv.Error as error:
+            if "field limit" in str(error):
+                fault = f"has a cell of more than {longest:,} characters, or a quote that is not closed"
+            else:
+                fault = "has a quote that is not closed, or that more text follows"
+            raise DataError(
+                f"The row of {self._source} that begins in line {begin} {fault}; a quoted cell begins and ends with a "
+                'quote, and has "" for each within it.'
+            ) from None
+        finally:
+            csv.field_size_limit(before)
+            lines.detach()  # else the stream would be closed with it
 
     def _from_begin(self) -> Any:
         if isinstance(self._stream, io.BytesIO):  # Arrow's threads need not wait for Python's to read it
@@ -176,33 +240,22 @@ class _LongRow(Exception):
     """A row is longer than a block."""
 
 
-def _with_numbers(
-    blocks: Iterator[pa.RecordBatch], names: list[str], is_number: Callable[[str], bool], most_rows: int
-) -> pd.DataFrame | None:
-    """Cells as texts take several times what they take as numbers. None: one of them is no finite number."""
-    names = [name.strip() for name in names]
-    # Written where they will stay, as parts to be joined would be there twice; what is not written takes no memory.
-    columns: dict[str, Any] = {name: np.empty(most_rows) if is_number(name) else [] for name in names}
-    num_rows = 0
-    for block in blocks:
-        if block.num_columns != len(names):
-            return None
-        for name, cells in zip(names, block.columns, strict=True):
-            if not is_number(name):
-                columns[name].append(cells)
-                continue
-            values = as_numbers(cells.to_pandas())
-            if not np.isfinite(values).all():
-                return None
-            columns[name][num_rows : num_rows + len(values)] = values
-        num_rows += block.num_rows
-    if not num_rows:
-        return None
-    found = {
-        name: column[:num_rows] if is_number(name) else pa.chunked_array(column).to_pandas()
-        for name, column in columns.items()
-    }
-    return pd.DataFrame(found, copy=False)
+class _Texts:
+    """A growing column of texts, outside of Arrow's memory: there it would keep whole blocks of it from being freed."""
+
+    def __init__(self) -> None:
+        self._bytes, self._ends = bytearray(), array("q", [0])
+
+    def append(self, cells: pa.Array) -> None:
+        _, ends, content = cells.cast(pa.large_string()).buffers()
+        places = np.frombuffer(ends, np.int64)[cells.offset : cells.offset + len(cells) + 1]
+        self._ends.frombytes((places[1:] - places[0] + len(self._bytes)).tobytes())
+        if content is not None:
+            self._bytes += memoryview(content)[places[0] : places[-1]]
+
+    def array(self) -> pa.Array:
+        ends, content = (pa.py_buffer(part) for part in (self._ends, self._bytes))
+        return pa.Array.from_buffers(pa.large_string(), len(self._ends) - 1, [None, ends, content])
 
 
 def first_line(error: Exception) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 
 # A NumPy array or a scipy.sparse.csr_array; SciPy ships no types, so a checker would refuse the union.
@@ -199,19 +199,32 @@ def encode_labels(
     >>> encode_labels(["10", "9", "10"], source="a.csv")
     (array([1, 0, 1], dtype=int32), ('9', '10'))
     """
-    names = np.array([sys.intern(label_name(cell)) for cell in cells], dtype=object)  # one text a class, not a row
-    missing = np.flatnonzero(names == "")
-    if missing.size:
-        raise DataError(f"Row {missing[0] + 1} of {source} has no label; fill it in or leave the row out.")
+    codes, distinct = _distinct(cells)  # one name a class, not a row
+    names = [label_name(cell) for cell in distinct]
+
+    def first_row(of) -> int:
+        return int(np.isin(codes, [code for code, name in enumerate(names) if name in of]).argmax())
+
+    if "" in names:
+        raise DataError(f"Row {first_row({''}) + 1} of {source} has no label; fill it in or leave the row out.")
     found = set(names)
     if label_names is None:
         label_names = sorted(found, key=_by_size_then_alphabet)
-        _check_class_count(len(label_names), names, source)
+        _check_class_count(label_names, len(codes), source)
     index = {name: i for i, name in enumerate(label_names)}
     if unknown := found - set(index):
-        row = next(i for i, name in enumerate(names) if name in unknown)
-        raise _unknown_label(row, names[row], source, label_names)
-    return np.array([index[name] for name in names], dtype=np.int32), tuple(label_names)
+        row = first_row(unknown)
+        raise _unknown_label(row, names[codes[row]], source, label_names)
+    return np.array([index[name] for name in names], dtype=np.int32)[codes], tuple(label_names)
+
+
+def _distinct(cells) -> tuple[np.ndarray, Any]:
+    """The distinct cells, and for each cell its number among them."""
+    given = cells if isinstance(cells, np.ndarray | pd.Series) else np.fromiter(cells, dtype=object)
+    try:
+        return pd.factorize(given, use_na_sentinel=False)
+    except TypeError:  # a list, another kind of Parquet cell
+        return pd.factorize(np.array([str(cell) for cell in given], dtype=object))
 
 
 def encode_label_sets(
@@ -269,14 +282,14 @@ def _by_size_then_alphabet(name: str) -> tuple[float, str]:
     return (math.inf if math.isnan(number) else number, name)
 
 
-def _check_class_count(num_classes: int, names: np.ndarray, source: str) -> None:
-    if num_classes == 1:
+def _check_class_count(names: Sequence[str], num_rows: int, source: str) -> None:
+    if len(names) == 1:
         raise DataError(f"Expected two or more classes in {source}, got only '{names[0][:40]}'; nothing can be learnt.")
     # A file of two rows may well hold two classes.
-    if num_classes > MAX_CLASSES or (len(names) > 2 and num_classes > 0.9 * len(names)):
+    if len(names) > MAX_CLASSES or (num_rows > 2 and len(names) > 0.9 * num_rows):
         raise DataError(
-            f"Expected a label with at most {MAX_CLASSES:,} classes, most of them repeated, got {num_classes:,} in the "
-            f"{len(names):,} rows of {source}; this is probably an id or a measured value, name another label column."
+            f"Expected a label with at most {MAX_CLASSES:,} classes, most of them repeated, got {len(names):,} in the "
+            f"{num_rows:,} rows of {source}; this is probably an id or a measured value, name another label column."
         )
 
 

@@ -414,7 +414,7 @@ def _parse_bounds(path: Path) -> dict:
 
 def _check_bounds(column: str, low: float, high: float, where: str = "") -> None:
     # Whole numbers have no largest one, floats have.
-    if not -sys.float_info.max <= low < high <= sys.float_info.max:
+    if not (-sys.float_info.max <= low < high and high - low <= sys.float_info.max):
         raise DataError(f"Expected finite bounds low < high for column '{column}'{where}, got [{low}, {high}].")
 
 

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 from noisecast.files import read_arrays
 from noisecast.problems.datasets.columns import column_of, texts_of
 from noisecast.problems.datasets.contents import decode, existing_file, file_suffix, opened, read_bytes
-from noisecast.problems.datasets.csv_file import DELIMITERS, open_csv
+from noisecast.problems.datasets.csv_file import DELIMITERS, CsvFile, open_csv
 from noisecast.problems.datasets.dataset import (
     DataError,
     Dataset,
@@ -95,8 +95,9 @@ def load_file(path, options: ReadOptions | None = None) -> tuple[Dataset, Encode
     (3, 1)
     """
     options = options or ReadOptions()
-    streamed = options.text if options.text != options.label else None
-    raw = _read(path, _is_number_in_training(options), streamed)
+    # What is not scaled within bounds is float32 in the end.
+    dtype = np.float32 if options.bounds is None else np.float64
+    raw = _read(path, options.label, options.text, options.columns, dtype)
     imposed = None if options.label_names is None else read_label_names(options.label_names)
     labels, label_names = _labels(raw, options.label, options.label_separator, imposed)
     encoder = _fit_encoder(raw, options)
@@ -110,7 +111,7 @@ def load_test_file(
 
     Raises: DataError, also for a label that is not among the names.
     """
-    raw = _read(path, _is_number_for(encoder, label), _text_for(encoder))
+    raw = _read_for(encoder, path, label)
     features = _encoded(raw, encoder)
     labels, names = _labels(raw, label, label_separator, label_names)
     return Dataset(Path(path).name, features, labels, names)
@@ -118,7 +119,7 @@ def load_test_file(
 
 def load_features(path, encoder: Encoder) -> Features:
     """The (n, p) features of a file, whose labels may be missing and are not looked at."""
-    return _encoded(_read(path, _is_number_for(encoder), _text_for(encoder)), encoder)
+    return _encoded(_read_for(encoder, path, None), encoder)
 
 
 def read_label_names(path) -> tuple[str, ...]:
@@ -143,35 +144,46 @@ class _RawFile(NamedTuple):
     texts: Callable[[], Iterator[str]] | None = None  # of the column that is not in the table, as it is long
 
 
-def _is_number_in_training(options: ReadOptions) -> Callable[[str], bool] | None:
-    """Of the columns of a table, those that `_fit_tabular` will use."""
-    if options.text is not None:
-        return None
-    wanted = None if options.columns is None else frozenset(options.columns)
-    return lambda name: name != options.label and (wanted is None or name in wanted)
+def _read(path, label: str | None, text: str | None, columns: Sequence[str] | None, dtype: Any) -> _RawFile:
+    """Of a table its label, and what is asked for: a text column, or columns of numbers; None: all but the label.
 
-
-def _is_number_for(encoder: Encoder, label: str | None = None) -> Callable[[str], bool] | None:
-    return (frozenset(encoder.columns) - {label}).__contains__ if isinstance(encoder, TabularEncoder) else None
-
-
-def _text_for(encoder: Encoder) -> str | None:
-    return encoder.column if isinstance(encoder, TextEncoder) else None
-
-
-def _read(path, is_number: Callable[[str], bool] | None, text: str | None) -> _RawFile:
+    Args:
+      label: None if it is not looked at.   text: None if the examples are no texts.   dtype: of numbers in a CSV file.
+    """
     suffix = file_suffix(existing_file(path))
-    if suffix in DELIMITERS and text is not None:
-        file = open_csv(path)
-        if text in file.columns and len(file.columns) > 1:
-            return _RawFile(file.frame(without=text), None, str(path), partial(file.texts, text))
+    if suffix in DELIMITERS:
+        return _read_csv(open_csv(path), str(path), label, text, columns, dtype)
     if suffix in _TABLES:
-        return _RawFile(read_table(path, is_number=is_number), None, str(path))
+        return _RawFile(read_table(path), None, str(path))
     if suffix not in _MATRICES:
         known = ", ".join((*_TABLES, *_MATRICES))
         raise DataError(f"Expected a file that ends in {known} (and perhaps .gz), got {path}.")
     rows, labels = _MATRICES[suffix](path)
     return _RawFile(rows, labels, str(path))
+
+
+def _read_csv(
+    file: CsvFile, source: str, label: str | None, text: str | None, columns: Sequence[str] | None, dtype: Any
+) -> _RawFile:
+    if label is not None:
+        file.check(label)
+    if text is None:
+        numbers = [name for name in file.columns if name != label] if columns is None else columns
+        wanted = [*numbers, *([] if label is None else [label])]
+        return _RawFile(file.frame(wanted, numbers=numbers, dtype=dtype), None, source)
+    file.check(text)
+    others = [name for name in file.columns if name != text]
+    if text == label or not others:
+        return _RawFile(file.frame(), None, source)
+    return _RawFile(file.frame(others if label is None else [label]), None, source, partial(file.texts, text))
+
+
+def _read_for(encoder: Encoder, path, label: str | None) -> _RawFile:
+    """What an encoder that has been fitted takes."""
+    text = encoder.column if isinstance(encoder, TextEncoder) else None
+    if not isinstance(encoder, TabularEncoder):
+        return _read(path, label, text, None, np.float64)
+    return _read(path, label, text, encoder.columns, np.float32 if encoder.lower is None else np.float64)
 
 
 def _encoded(raw: _RawFile, encoder: Encoder) -> Features:

@@ -1,7 +1,6 @@
 """Tables as users have them (CSV, TSV, Parquet, gzipped or not), strictly: what is odd is reported, not guessed at."""
 
 import re
-from collections.abc import Callable
 
 import pandas as pd
 import pyarrow as pa
@@ -14,19 +13,17 @@ from noisecast.problems.datasets.csv_file import first_line, open_csv
 from noisecast.problems.datasets.dataset import DataError
 
 
-def read_table(path, *, is_number: Callable[[str], bool] | None = None) -> pd.DataFrame:
+def read_table(path) -> pd.DataFrame:
     """A CSV or TSV file with all cells as text (empty cells as ""), or a Parquet file with its own types.
 
     Args:
       path: ends in .csv, .tsv or .parquet, and perhaps .gz.
-      is_number: which columns of a CSV or TSV file to hold as float64, which takes less memory than text; if a cell of
-        them is not a finite number, all are text.
 
     Raises: DataError for a file that is unreadable, without rows, ragged (naming the row), not UTF-8 (naming the line),
       or with a column name twice.
     """
     if file_suffix(path) != ".parquet":
-        return open_csv(path).frame(is_number=is_number)
+        return open_csv(path).frame()
     content = read_bytes(path)
     try:
         said = pa_parquet.read_metadata(pa.BufferReader(content))
