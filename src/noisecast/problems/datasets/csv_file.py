@@ -4,7 +4,7 @@ import codecs
 import csv
 import io
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -20,7 +20,7 @@ from noisecast.problems.datasets.dataset import DataError, listed
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 LONGEST_CELL = 2**20  # characters, of a file with quotes; or an eighth of the file
 # Bytes parsed at a time. A row that is longer needs larger ones; Arrow counts a block's bytes in 32 bits.
-BLOCKS = (2**20, 2**22, 2**24, 2**26, 2**28, 2**31 - 1)
+BLOCKS = (2**20, 2**22, 2**24, *(2**k for k in range(25, 31)), 2**31 - 1)
 
 
 def open_csv(path) -> "CsvFile":
@@ -88,8 +88,7 @@ class CsvFile:
         name, given = self._names[self.columns.index(column)], 0
         for block_size in BLOCKS:
             try:
-                cells = (cell for block in self._blocks(block_size, [name]) for cell in block.column(0).to_pylist())
-                for cell in islice(cells, given, None):
+                for cell in islice(_one_by_one(self._blocks(block_size, [name])), given, None):
                     yield cell
                     given += 1
                 return
@@ -238,6 +237,12 @@ class CsvFile:
 
 class _LongRow(Exception):
     """A row is longer than a block."""
+
+
+def _one_by_one(blocks: Iterable[pa.RecordBatch]) -> Iterator[str]:
+    for block in blocks:
+        for begin in range(0, block.num_rows, 64):  # as Python's objects all of a block's would be there twice
+            yield from block.column(0).slice(begin, 64).to_pylist()
 
 
 class _Texts:
