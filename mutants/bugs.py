@@ -14,6 +14,9 @@ SEED = "test_a_release_has_no_seed"
 FINITE = "test_a_row_that_is_not_finite_poisons_nothing"
 CALIBRATION = "test_calibration_errs_on_the_private_side"
 LEDGER = "test_a_ledger_counts_every_run"
+BATCHES = "test_batches_are_drawn_as_they_are_accounted"
+RESUMED = "test_a_resumed_run_is_the_run"
+BEFORE = "test_a_ledger_knows_of_a_run_before_its_first_step"
 
 
 @dataclass(frozen=True)
@@ -175,5 +178,30 @@ BUGS = (
         "the ledger forgets a run",
         (LEDGER,),
         (("ledger.py", "for entry in entries]", "for entry in entries[1:]]"),),
+    ),
+    Bug(
+        "the ledger is written after training",
+        (BEFORE,),
+        (("release.py", "        if account is not None:\n            _write_down(account, run, scenario)\n", ""),
+         ("release.py", "        save(model)\n",
+          "        if account is not None:\n            _write_down(account, run, scenario)\n        save(model)\n")),
+    ),
+    Bug(
+        "a tenth more records drawn than accounted",
+        (BATCHES,),
+        (("privacy/sampling.py", "rng.binomial(num_rows, self.sampling_probability, STEPS_PER_BLOCK)",
+          "rng.binomial(num_rows, 1.1 * self.sampling_probability, STEPS_PER_BLOCK)"),),
+    ),
+    Bug(
+        "amplification of a smaller q",
+        (BATCHES,),
+        (("privacy/sampling.py", "PoissonSampledDpEvent(self.sampling_probability, step)",
+          "PoissonSampledDpEvent(0.8 * self.sampling_probability, step)"),),
+    ),
+    Bug(
+        "resumed with other noise",
+        (RESUMED,),
+        (("release.py", "engine = engines.start([scenario], repeats=[0], root=saved.root)",
+          "engine = engines.start([scenario], repeats=[0], root=RandomRoot.from_os_entropy())"),),
     ),
 )  # fmt: skip

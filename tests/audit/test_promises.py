@@ -32,6 +32,8 @@ from noisecast import (
 )
 from noisecast.audit import canary
 from noisecast.audit.white_box import white_box_audit
+from noisecast.checkpoint import Checkpoint, save_checkpoint
+from noisecast.ledger import Account
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.datasets import Dataset
@@ -147,6 +149,64 @@ def test_noise_is_used_once(engine, root):
         products = np.take(noise, range(1, count), axis) * np.take(noise, range(count - 1), axis)
         z = products.mean() * math.sqrt(products.size) / products.std()
         assert 2 * stats.norm.sf(abs(z)) > FALSE_ALARM, f"neighbouring {name} share noise: z = {z:.1f}"
+
+
+# --- Batches, and what is kept of a run -------------------------------------------------------------------------------
+
+
+def q_behind_epsilon(mechanism: SampledGaussian, delta: float = 1e-3) -> float:
+    """The sampling probability at which one Poisson-sampled step has the stated epsilon, by its own formula.
+
+    delta = (1 - q) P(X > x) + q P(X > x - 1) - e^epsilon P(X > x), X ~ N(0, z^2), x where the densities' ratio is
+    e^epsilon.
+    """
+    z, epsilon = mechanism.noise_multiplier, epsilon_spent(mechanism, num_steps=1, target_delta=delta).epsilon
+
+    def excess(q: float) -> float:
+        x = z**2 * math.log((math.exp(epsilon) - 1 + q) / q) + 0.5
+        beyond, farther = stats.norm.sf(x / z), stats.norm.sf((x - 1) / z)
+        return (1 - q) * beyond + q * farther - math.exp(epsilon) * beyond - delta
+
+    return optimize.brentq(excess, 0.02, 0.98)
+
+
+@pytest.mark.parametrize("engine", ["row_sparse", "dense"])
+def test_batches_are_drawn_as_they_are_accounted(engine, root):
+    """How often a record was in the batch, of 16,000 steps, against the q that the accounted epsilon stands for."""
+    num_steps, repeats = 64, 256
+    sampler = Poisson(0.25, 1.0)
+    inside, _ = canary.pair(gaussian(sampler, z=0.01), DPSGD(learning_rate=1.0), engine, num_steps)
+    run = engines.start([inside], repeats=range(repeats), root=root)
+    run.advance(num_steps)
+    times = np.rint(canary.along_canary(run.params[:, 0], inside) / inside.optimizer.learning_rate)
+    q, count = q_behind_epsilon(gaussian(sampler)), num_steps * repeats
+    p_value = 2 * min(stats.binom.cdf(times.sum(), count, q), stats.binom.sf(times.sum() - 1, count, q))
+    assert p_value > FALSE_ALARM, f"{times.sum() / count:.4f} drawn, {q:.4f} accounted"
+    assert stats.binom.sf(1.1 * q * count, count, q) < FALSE_ALARM  # the check's own control: 10 % would be seen
+
+
+@pytest.mark.parametrize("engine", ["row_sparse", "dense"])
+def test_a_resumed_run_is_the_run(engine, root, tmp_path):
+    """Other noise for steps that were taken before would be a second release of them."""
+    inside, _ = canary.pair(gaussian(FULL), DPSGD(learning_rate=1.0), engine, 8)
+    run, path = engines.start([inside], repeats=[0], root=root), tmp_path / "run.checkpoint"
+    run.advance(3)
+    save_checkpoint(path, Checkpoint(inside.id, root, run.state()))
+    run.advance(8)
+    np.testing.assert_array_equal(train(inside, checkpoint=path, resume=True).params, run.params[0, 0])
+
+
+def test_a_ledger_knows_of_a_run_before_its_first_step(tmp_path):
+    inside, _ = canary.pair(gaussian(FULL), DPSGD(learning_rate=1.0), "row_sparse", 8)
+    ledger = PrivacyLedger(tmp_path / "privacy.ledger", create=True)
+    ledger.set_budget("data", epsilon=1e3, delta=1e-5)
+
+    def crash(moment) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(inside, account=Account(ledger, "data"), watch=crash)
+    assert len(ledger.entries("data")) == 1
 
 
 # --- Sensitivity ------------------------------------------------------------------------------------------------------
