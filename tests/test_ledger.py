@@ -8,11 +8,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, bundled, composed_epsilon, linear_model
+from noisecast.cli import main
+from noisecast.cli.ledger_options import account_of
 from noisecast.ledger import Account, PrivacyLedger
 from noisecast.privacy.accounting import epsilon_spent
 from noisecast.privacy.mechanism import Adjacency
@@ -139,6 +142,88 @@ def test_whoever_alters_it_nevertheless_is_seen(ledger, tampering):
         connection.execute("DROP TRIGGER entries_remain")
         connection.execute(tampering)
     assert "altered" in ledger.check()[0]
+
+
+def alter(ledger, *statements):
+    with sqlite3.connect(ledger.path) as connection:
+        for trigger in ("entries_stay", "entries_remain"):
+            connection.execute(f"DROP TRIGGER {trigger}")
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "tampering, said",
+    [
+        ("UPDATE entries SET content = replace(content, '20000', '20') WHERE number = 2", "Entry 2 cannot be read"),
+        ("UPDATE entries SET kind = 'note' WHERE number = 2", "Entry 2 cannot be read: it was altered"),
+        ("UPDATE entries SET content = x'00' WHERE number = 3", "Entry 3 is not text: it was altered"),
+        ("DELETE FROM entries WHERE number = 1", "Entry 1 is missing: the ledger was altered"),
+        ("DELETE FROM entries WHERE number = 2", "Entry 2 is missing: the ledger was altered"),
+    ],
+)
+def test_of_a_ledger_that_was_altered_nothing_is_spent_or_shown(ledger, capsys, tampering, said):
+    spend(ledger, "a")
+    spend(ledger, "b")
+    alter(ledger, tampering)
+    asked = [
+        lambda: spend(ledger, "c", num_steps=1),
+        lambda: spend(ledger, "b"),
+        lambda: ledger.set_budget("reviews", epsilon=9.0, delta=DELTA),
+        lambda: ledger.spent("reviews"),
+        lambda: ledger.spent_with("reviews", MECHANISM, 1),
+        lambda: account_of(ledger.path, "reviews"),
+    ]
+    content = rows_of(ledger)
+    for ask in asked:
+        with pytest.raises(ValueError, match=f"^{said}"):
+            ask()
+    assert rows_of(ledger) == content
+    for action in ("show", "check"):
+        assert main(["ledger", action, str(ledger.path)]) == 2
+        printed = capsys.readouterr()
+        assert said in printed.err and len(printed.err.splitlines()) == 1 and printed.out == ""
+
+
+def rows_of(ledger):
+    with sqlite3.connect(ledger.path) as connection:
+        return connection.execute("SELECT * FROM entries").fetchall()
+
+
+@pytest.mark.parametrize("name", ["", " ", " people", "people ", "peo\nple", "people\u200b", "\u00a0people", "p" * 201])
+def test_a_name_that_looks_like_another_has_no_account(ledger, name):
+    sentence = "Expected a name for the data set, of 1 to 200 printable letters without blanks around it"
+    with pytest.raises(ValueError, match=sentence):
+        ledger.set_budget(name, epsilon=1.0, delta=DELTA)
+    with pytest.raises(ValueError, match=sentence):
+        ledger.spend(name, MECHANISM, 1, what="a model", run="a")
+    assert ledger.datasets == ("reviews",)
+
+
+@pytest.mark.parametrize(
+    "name, epsilon, delta",
+    [("people", "0", "1e-5"), ("people", "1", "1"), ("people", "nan", "1e-5"), (" ", "1", "0.1")],
+)
+def test_a_budget_that_is_refused_makes_no_file(tmp_path, capsys, name, epsilon, delta):
+    assert main(["ledger", "budget", str(tmp_path / "l"), name, "--epsilon", epsilon, "--delta", delta]) == 2
+    assert capsys.readouterr().err.startswith("Expected ") and list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_with_the_way_out_and_what_it_left_is_made_whole_by_the_next_budget(
+    tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "l"
+    budget = ["ledger", "budget", str(path), "people", "--epsilon", "1", "--delta", "1e-5"]
+    for said in ("disk I/O error", "database or disk is full"):
+        with monkeypatch.context() as full:
+            full.setattr(sqlite3, "connect", Mock(side_effect=sqlite3.OperationalError(said)))
+            assert main(budget) == 2
+        told = capsys.readouterr().err
+        assert f"({said}): make room on the disk" in told and f"move {path}, {path}-wal and {path}-shm away" in told
+    assert path.stat().st_size == 0
+    assert main(["ledger", "show", str(path)]) == 2
+    assert "is not a ledger: it is empty; set its first budget" in capsys.readouterr().err
+    assert main(budget) == 0 and PrivacyLedger(path).check() == []
 
 
 def test_what_is_no_ledger_is_refused_by_name(tmp_path):

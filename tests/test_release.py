@@ -1,14 +1,18 @@
 """A run for release: nothing is lost, nothing secret is left open, nothing is taken for what it is not."""
 
+import multiprocessing
 import os
 import signal
 import stat
+import subprocess
+import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, linear_model
-from noisecast.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from noisecast.checkpoint import Checkpoint, checkpoint_held, load_checkpoint, save_checkpoint
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.datasets import Dataset
 from noisecast.release import Interrupted, train
@@ -69,6 +73,88 @@ def test_an_interruption_at_any_moment_loses_nothing(path, moment):
         assert path.exists()
         model = train(scenario(), checkpoint=path, resume=True)
     np.testing.assert_array_equal(model.params, expected)
+
+
+def locks(path) -> list[str]:
+    return [file.name for file in path.parent.glob(".*")]
+
+
+def test_of_two_that_train_from_one_checkpoint_the_second_is_refused_and_harms_nothing(path):
+    expected = train(scenario(), insecure_seed=1).params
+    refused = []
+
+    def second(*_) -> None:
+        with pytest.raises(ValueError, match=r"Another process is training from the checkpoint .*run\.checkpoint; "):
+            train(scenario(), checkpoint=path, resume=path.exists())
+        refused.append(locks(path))
+
+    def second_and_interrupt(*_) -> None:
+        second()
+        interrupt()
+
+    with pytest.raises(Interrupted):  # its lock goes with it
+        train(scenario(), insecure_seed=1, checkpoint=path, watch=second_and_interrupt)
+    assert locks(path) == []
+    model = train(scenario(), checkpoint=path, resume=True, watch=second, save=second)
+    np.testing.assert_array_equal(model.params, expected)
+    assert len(refused) > 2 and all(left == [".run.checkpoint.lock"] for left in refused)
+    assert locks(path) == [] and not path.exists()
+
+
+HOLD = """
+import sys, time
+from noisecast.checkpoint import checkpoint_held
+with checkpoint_held(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("name", ["run.checkpoint", "run", "a[b]*"])
+def test_what_a_killed_process_held_is_free_and_its_lock_file_goes_with_the_next_run(tmp_path, name):
+    path = tmp_path / name
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="Another process is training"):
+            train(scenario(), checkpoint=path)
+        assert locks(path) == [f".{name}.lock"]  # not removed by whom it was not given
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert locks(path) == [f".{name}.lock"]
+    train(scenario(), checkpoint=path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_run_that_fails_lets_go_of_its_checkpoint(path):
+    with pytest.raises(ValueError, match="found none"):
+        train(scenario(), checkpoint=path, resume=True)
+    assert locks(path) == []
+
+
+def hold_often(path, count, number):
+    for _ in range(number):
+        try:
+            with checkpoint_held(path), open(path, "x"):  # "x": fails where two are in here at once
+                path.unlink()
+            count.put("held")
+        except ValueError:
+            count.put("refused")
+        except OSError as error:
+            count.put(repr(error))
+
+
+def test_a_lock_that_is_removed_while_others_reach_for_it_is_held_by_one(path):
+    context = multiprocessing.get_context("spawn")
+    count = context.Queue()
+    processes = [context.Process(target=hold_often, args=(path, count, 2000)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    said = Counter(count.get(timeout=120) for _ in range(6000))
+    for process in processes:
+        process.join()
+    assert set(said) <= {"held", "refused"} and said["held"] > 0 and locks(path) == []
 
 
 def interrupted_state(path) -> Checkpoint:

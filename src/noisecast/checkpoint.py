@@ -6,14 +6,22 @@ alone, never part of a model directory, and deleted when the run is done.
 
 import glob
 import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from noisecast.files import read_arrays, written_whole
+from noisecast.files import read_arrays, why_unwritable, written_whole
 from noisecast.privacy.noise import RandomRoot
+
+try:
+    import fcntl
+except ImportError:  # Windows: there is nobody to ask
+    fcntl = None
 
 FORMAT = 2
 
@@ -50,7 +58,62 @@ def remove_checkpoint(path: str | Path) -> None:
     """Remove it, and what a killed writer left half-written beside it: that holds the secret as well."""
     path = Path(path)
     for file in (path, *path.parent.glob(f".{glob.escape(path.name)}.*{glob.escape(path.suffix)}")):
-        file.unlink(missing_ok=True)
+        if file != _lock_of(path):  # whoever holds it removes it
+            file.unlink(missing_ok=True)
+
+
+@contextmanager
+def checkpoint_held(path: str | Path) -> Iterator[None]:
+    """Keep every other process from training with this checkpoint while the block runs, or until we are killed.
+
+    Two would overwrite each other's state, and the first to be done would take away what the other saves from.
+
+    Raises: ValueError: another process has it, or nothing could be written beside it.
+    """
+    path = Path(path)
+    if fcntl is None:
+        yield
+        return
+    if (reason := why_unwritable(path.absolute())) is not None:
+        raise ValueError(reason)
+    lock = _lock_of(path)
+    handle = _locked(lock)
+    if handle is None:
+        raise ValueError(f"Another process is training from the checkpoint {path}; wait until it is done, or stop it.")
+    try:
+        yield
+    finally:
+        if _is_at(lock, handle):  # else somebody removed ours, and this is another's
+            lock.unlink(missing_ok=True)
+        os.close(handle)  # only now: who waits for it must not lock a file that we remove
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
+def _locked(lock: Path) -> int | None:
+    """The lock file, open and ours; None where another process holds it. What a killed process left holds nobody up."""
+    assert fcntl is not None
+    while True:
+        handle = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except OSError:  # a file system without locks: there is nobody to ask
+            return handle
+        if _is_at(lock, handle):
+            return handle
+        os.close(handle)  # whoever held it removed it after we opened it
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:

@@ -4,7 +4,7 @@ One SQLite file for any number of data sets, each with a budget (epsilon, delta)
 of steps; what a data set has spent is their composition (`privacy.tuning.composed_epsilon`, for runs that may depend on
 earlier ones), not their sum. Budgets that were set and runs are entries, numbered from 1 through the whole file, so the
 first run of a new ledger is entry 2. Entries are added and never changed: each carries the hash of all before it, and
-`check` sees one that was altered or cut out of the middle.
+who reads them sees one that was altered or cut out of the middle; of such a ledger nothing more is told or spent.
 
 The entry comes first and the first noisy step after it, in one transaction that asks whether the budget allows it. So
 a crash in between counts as spent, though nothing was released, and of two processes that want the last of a budget one
@@ -86,6 +86,15 @@ class Account(NamedTuple):
     dataset: str
 
 
+def check_budget(dataset: str, *, epsilon: float, delta: float) -> None:
+    """Whether this could be a budget, asked before there is a ledger. Raises: ValueError: a name or number unfit."""
+    _check_name(dataset)
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"Expected 0 < epsilon < inf, got {epsilon}.")
+    if not 0 < delta < 1:
+        raise ValueError(f"Expected 0 < delta < 1, got {delta}.")
+
+
 class PrivacyLedger:
     """A ledger file, to be spent from.
 
@@ -127,7 +136,7 @@ Spend less: more noise, or fewer steps.
                         connection.execute(statement)
         self._check_format()
 
-    # --- Reading ------------------------------------------------------------------------------------------------------
+    # --- Reading: of a ledger that was altered nothing, but a ValueError ----------------------------------------------
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -161,15 +170,11 @@ Spend less: more noise, or fewer steps.
     def set_budget(self, dataset: str, *, epsilon: float, delta: float) -> None:
         """Set, or set anew, what may be spent on a data set; the old budget stays in the ledger's history.
 
-        Raises: ValueError: a number out of range, or less than is spent already.
+        Raises: ValueError: a number out of range, or less than is spent already; or the ledger was altered.
         """
-        _check_name(dataset)
-        if not 0 < epsilon < math.inf:
-            raise ValueError(f"Expected 0 < epsilon < inf, got {epsilon}.")
-        if not 0 < delta < 1:
-            raise ValueError(f"Expected 0 < delta < 1, got {delta}.")
+        check_budget(dataset, epsilon=epsilon, delta=delta)
         with self._writing() as connection:
-            rows = _read(connection)
+            rows = self._sound_rows(connection)
             spent = _composed(_runs(rows, dataset), delta).epsilon
             if spent > epsilon:
                 raise ValueError(
@@ -184,10 +189,10 @@ Spend less: more noise, or fewer steps.
         Of the same `run` with the same mechanism and steps there is one entry: it is the run before, resumed.
 
         Raises: ValueError: no budget, or the budget would be exceeded (nothing is written then), or the run's guarantee
-          speaks of other neighbours than those before.
+          speaks of other neighbours than those before; or the ledger was altered.
         """
         with self._writing() as connection:
-            rows = _read(connection)
+            rows = self._sound_rows(connection)
             budget = _budget(rows, dataset)
             for row in rows:
                 if row.kind == "spend" and row.dataset == dataset and row.entry().run == run:
@@ -206,14 +211,13 @@ Spend less: more noise, or fewer steps.
     def check(self) -> list[str]:
         """What is wrong with the ledger, one sentence each; none where all is well.
 
-        The chain of hashes, the entries' meaning, and that no data set has spent more than its budget.
+        The chain of hashes; where it holds, the entries' meaning, and that no data set has spent more than its budget.
         """
-        found, rows, before = [], self._rows(), NO_ENTRY
-        for number, row in enumerate(rows, start=1):
-            if row.number != number or row.hash != _hash(before, number, row.kind, row.dataset, row.content):
-                found.append(f"Entry {row.number} was altered, or entries before it were: do not trust the totals.")
-                break
-            before = row.hash
+        with self._open() as connection:
+            rows = _read(connection)
+        if (damage := _damage(rows)) is not None:  # nothing that could be said of the totals would be worth anything
+            return [f"{damage}; do not trust the totals of {self.path}, and put back a backup."]
+        found = []
         for dataset in dict.fromkeys(row.dataset for row in rows):
             try:
                 budget = _budget(rows, dataset)
@@ -257,12 +261,27 @@ Spend less: more noise, or fewer steps.
 
     def _rows(self) -> list["_Row"]:
         with self._open() as connection:
-            return _read(connection)
+            return self._sound_rows(connection)
+
+    def _sound_rows(self, connection: sqlite3.Connection) -> list["_Row"]:
+        rows = _read(connection)
+        if (damage := _damage(rows)) is not None:
+            raise ValueError(
+                f"{damage}; do not trust the totals of {self.path}, see `noisecast ledger check {self.path}` and put "
+                "back a backup."
+            )
+        return rows
 
     def _check_format(self) -> None:
         with self._open() as connection:
             found = connection.execute("PRAGMA user_version").fetchone()[0]
             names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            is_empty = _is_empty(connection)
+        if is_empty:  # as a full disk leaves it while it is made
+            raise ValueError(
+                f"{self.path} is not a ledger: it is empty; set its first budget (again), or put back a backup if it "
+                "had entries."
+            )
         if "entries" not in names:
             raise ValueError(f"{self.path} is not a ledger.")
         if found != FORMAT:
@@ -275,6 +294,12 @@ Spend less: more noise, or fewer steps.
             )
         if "not a database" in str(error) or "malformed" in str(error):
             return f"{self.path} is not a ledger."
+        if "disk" in str(error):  # full, or failing; what is left is not ours to delete: it may hold entries
+            return (
+                f"{self.path} cannot be used ({error}): make room on the disk and try again; if it stays so and the "
+                f"ledger was just being made, move {self.path}, {self.path}-wal and {self.path}-shm away, else put "
+                "back a backup."
+            )
         return f"{self.path} cannot be used: {' '.join(str(error).split())}."
 
 
@@ -313,9 +338,22 @@ class _Row(NamedTuple):
 def _read(connection: sqlite3.Connection) -> list[_Row]:
     query = "SELECT number, kind, dataset, content, hash FROM entries ORDER BY number"
     rows = [_Row(*row) for row in connection.execute(query)]
-    if not all(isinstance(cell, str) for row in rows for cell in row[1:]):
-        raise ValueError("An entry of the ledger is not text: it was altered; do not trust the totals.")
+    for row in rows:
+        if not all(isinstance(cell, str) for cell in row[1:]):
+            raise ValueError(f"Entry {row.number} is not text: it was altered; do not trust the totals.")
     return rows
+
+
+def _damage(rows: Sequence[_Row]) -> str | None:
+    """Which entry is the first that is not as it was written, in words; None where the chain of hashes holds."""
+    before = NO_ENTRY
+    for number, row in enumerate(rows, start=1):
+        if row.number != number:
+            return f"Entry {number} is missing: the ledger was altered"
+        if row.hash != _hash(before, number, row.kind, row.dataset, row.content):
+            return f"Entry {number} cannot be read: it was altered"
+        before = row.hash
+    return None
 
 
 def _append(connection: sqlite3.Connection, rows: Sequence[_Row], kind: str, dataset: str, content: Any) -> int:
@@ -333,6 +371,7 @@ def _hash(before: str, *parts: Any) -> str:
 def _budget(rows: Sequence[_Row], dataset: str) -> Budget:
     found = [row for row in rows if row.kind == "budget" and row.dataset == dataset]
     if not found:
+        _check_name(dataset)  # what no budget can be set for needs another sentence
         known = ", ".join(dict.fromkeys(row.dataset for row in rows)) or "none"
         raise ValueError(
             f"Expected a data set with a budget (here: {known}), got '{dataset}'; set one by: "
@@ -364,8 +403,12 @@ def _stamp() -> dict[str, str]:
 
 
 def _check_name(dataset: str) -> None:
-    if not dataset.strip() or len(dataset) > 200 or any(ord(letter) < 32 for letter in dataset):
-        raise ValueError(f"Expected a name for the data set, of 1 to 200 letters on one line, got {dataset!r}.")
+    # Names that look the same on a screen would be accounts of their own, each with a budget.
+    if not 0 < len(dataset) <= 200 or dataset != dataset.strip() or not dataset.isprintable():
+        raise ValueError(
+            "Expected a name for the data set, of 1 to 200 printable letters without blanks around it, got "
+            f"{dataset!r}; give another."
+        )
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from noisecast import engines
-from noisecast.checkpoint import Checkpoint, load_checkpoint, remove_checkpoint, save_checkpoint
+from noisecast.checkpoint import Checkpoint, checkpoint_held, load_checkpoint, remove_checkpoint, save_checkpoint
 from noisecast.ledger import Account
 from noisecast.privacy.noise import RandomRoot
 from noisecast.scenario import Scenario
@@ -81,7 +81,7 @@ def train(
       scenario: what to run.
       insecure_seed: makes the run reproducible and therefore not private; None draws from the operating system.
       secure_noise: draw batches and noise by a cipher, ChaCha20. It needs the extra [secure], and more time.
-      checkpoint: file to keep the run's state in while it runs; deleted when it is done.
+      checkpoint: file to keep the run's state in while it runs, for this process alone; deleted when it is done.
       resume: continue from `checkpoint`.
       watch: told where the run is, several times a second.
       save: what to do with the finished model before its checkpoint is deleted, so that a full disk loses nothing.
@@ -91,14 +91,15 @@ def train(
     Raises:
       Interrupted: on Ctrl-C or SIGTERM, after the checkpoint is written.
       ValueError: the scenario cannot be trained, the checkpoint is not its own, the account's budget would be
-        exceeded, or the parameters are not finite.
+        exceeded, another process trains from the checkpoint, or the parameters are not finite.
     """
     reason = engines.why_unsupported(scenario)
     if reason is not None:
         raise ValueError(reason)
     path = Path(checkpoint) if checkpoint is not None else None
     # From before the first step until the model is saved: an exception in between would lose a spent budget.
-    with _stop_requests() as stop_requested:
+    held = nullcontext() if path is None else checkpoint_held(path)
+    with _stop_requests() as stop_requested, held:
         run = _started(scenario, insecure_seed, secure_noise, path, resume)
         if account is not None:
             _write_down(account, run, scenario)

@@ -68,3 +68,11 @@ def test_refusals(model_folder):
     (folder / "privacy.json").write_text("[")
     with pytest.raises(ValueError, match="cannot be read as JSON"):
         report_page(folder)
+
+
+@pytest.mark.parametrize("name", ["privacy.json", "model.json", "non_private.json"])
+def test_a_file_of_brackets_is_refused_as_any_garbled_one(model_folder, name):
+    folder = model_folder()
+    (folder / name).write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=f"{name} cannot be read as JSON"):
+        report_page(folder)

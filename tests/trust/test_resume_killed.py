@@ -88,7 +88,8 @@ class Killed:
             return None
 
     def finish(self) -> None:
-        if not (self.folder / "run.checkpoint").exists():
+        left = [self.folder / name for name in ("run.checkpoint", ".run.checkpoint.lock")]
+        if not any(path.exists() for path in left):
             return
         process = self.start()
         process.join()

@@ -47,7 +47,7 @@ def check_public_shape(file: Path) -> None:
     """
     try:
         problem = tomllib.loads(file.read_text(encoding="utf-8")).get("problem", {})
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return  # its reader has a better sentence
     if not isinstance(problem, dict) or problem.get("kind") != "file":
         return

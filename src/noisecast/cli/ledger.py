@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
-from noisecast.ledger import BudgetEntry, Entry, PrivacyLedger
+from noisecast.ledger import BudgetEntry, Entry, PrivacyLedger, check_budget
 from noisecast.privacy.accounting import epsilon_text
 
 
@@ -42,6 +42,7 @@ def ledger(
 def _set_budget(file: Path, dataset: str | None, epsilon: float | None, delta: float | None) -> None:
     if dataset is None or epsilon is None or delta is None:
         raise ValueError("Expected a data set's name, --epsilon and --delta; give what is missing.")
+    check_budget(dataset, epsilon=epsilon, delta=delta)  # before the file is made
     PrivacyLedger(file, create=True).set_budget(dataset, epsilon=epsilon, delta=delta)
     to_reader().print(f"{file}: '{dataset}' may spend ε = {epsilon:g} at δ = {delta:g}.", soft_wrap=True, markup=False)
 

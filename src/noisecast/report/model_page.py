@@ -282,7 +282,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # 1,000 brackets
         content = None
     if not isinstance(content, dict):
         raise ValueError(f"{file} cannot be read as JSON; train the model again.")
