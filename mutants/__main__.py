@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from mutants.bugs import BUGS, Bug
-from mutants.run import CAUGHT, PASSED, Job, Outcome, check_texts, run_all
+from mutants.run import BROKE, CAUGHT, PASSED, Job, Outcome, check_texts, run_all
 
 FLAKE_BUDGET = (
     "Flake budget: each p-value of a check is compared with 1e-6, and one run of the checks makes fewer than 100 of\n"
@@ -31,16 +31,21 @@ def main() -> int:
 
 def _clean_runs(count: int, workers: int) -> int:
     outcomes = run_all([Job(seed=seed) for seed in range(1, count + 1)], workers=workers, tell=_tell)
-    failures = sum(outcome.trouble is not None or CAUGHT in outcome.checks.values() for outcome in outcomes)
+    failures = sum(_fails(outcome) for outcome in outcomes)
     print(f"\nClean build: {count - failures} of {count} runs with different seeds passed every check.\n{FLAKE_BUDGET}")
     return 1 if failures else 0
 
 
 def _tell(job: Job, outcome: Outcome) -> None:
     name = job.bug.name if job.bug is not None else "clean" + (f", seed {job.seed}" if job.seed is not None else "")
-    caught = [check.removeprefix("test_") for check, found in outcome.checks.items() if found == CAUGHT]
-    found = outcome.trouble or ", ".join(caught) or "every check passed"
+    told = {CAUGHT: "", BROKE: " (broke)"}
+    failed = [check.removeprefix("test_") + told[found] for check, found in outcome.checks.items() if found in told]
+    found = outcome.trouble or ", ".join(failed) or "every check passed"
     print(f"{outcome.seconds:6.0f} s  {name}: {found}", flush=True)
+
+
+def _fails(clean: Outcome) -> bool:
+    return clean.trouble is not None or set(clean.checks.values()) != {PASSED}
 
 
 def _judge(bugs: list[Bug], clean: Outcome, outcomes: list[Outcome]) -> int:
@@ -53,8 +58,11 @@ def _judge(bugs: list[Bug], clean: Outcome, outcomes: list[Outcome]) -> int:
     for name, outcome in zip(["clean build", *(bug.name for bug in bugs)], [clean, *outcomes]):
         cells = "".join(f"   {_SIGNS[outcome.checks.get(check)]}" for check in checks)
         print(f"{name:{width}}{cells if outcome.trouble is None else '   did not run'}")
-    print("\nX: the check failed, so the bug is caught.   .: it passed.   blank: not run.\n" + FLAKE_BUDGET)
-    if clean.trouble is not None or CAUGHT in clean.checks.values():
+    print(
+        "\nX: what the check asserts failed, so the bug is caught.   !: it ended in another error: not counted.\n"
+        ".: it passed.   blank: not run.\n" + FLAKE_BUDGET
+    )
+    if _fails(clean):
         print("The clean build fails a check: mend it first.")
         return 1
     # By the checks that were named for it: one that fails for another reason has seen something else.
@@ -71,7 +79,7 @@ def _judge(bugs: list[Bug], clean: Outcome, outcomes: list[Outcome]) -> int:
     return 1 if missed or survivors else 0
 
 
-_SIGNS = {CAUGHT: "X", PASSED: ".", None: " "}
+_SIGNS = {CAUGHT: "X", BROKE: "!", PASSED: ".", None: " "}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from mutants.bugs import BUGS, Bug
 
 ROOT = Path(__file__).parents[1]
 CHECKS = Path("tests") / "audit" / "test_promises.py"
-PASSED, CAUGHT = "passed", "caught"
+PASSED, CAUGHT, BROKE = "passed", "caught", "broke"
+ASSERTIONS = ("assert", "AssertionError", "Failed:")  # how a report begins that tells of what was checked
 
 
 class Job(NamedTuple):
@@ -29,7 +30,7 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of one build: check -> PASSED or CAUGHT; how long it took; what went wrong beside the checks."""
+    """Of one build: check -> PASSED, CAUGHT or BROKE; how long it took; what went wrong beside the checks."""
 
     checks: dict[str, str]
     seconds: float
@@ -107,14 +108,24 @@ def plant(bug: Bug, package: Path) -> dict[Path, tuple[str, tuple[int, int]]]:
 
 
 def _read(report: Path) -> dict[str, str]:
-    """Check -> CAUGHT if any of its cases failed; a case is `test_name[...]`."""
+    """Check -> CAUGHT if an assertion of any of its cases failed, else BROKE if one ended in another error.
+
+    A case is `test_name[...]`. A program that the bug merely broke says nothing of whether the check can see it.
+    """
+    worst = (PASSED, BROKE, CAUGHT)
     found: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        name = (case.get("name") or "").split("[")[0]
-        failed = case.find("failure") is not None or case.find("error") is not None
         if case.find("skipped") is None:
-            found[name] = CAUGHT if failed else found.get(name, PASSED)
+            name = (case.get("name") or "").split("[")[0]
+            found[name] = max(found.get(name, PASSED), _result(case), key=worst.index)
     return found
+
+
+def _result(case: ElementTree.Element) -> str:
+    failure = case.find("failure")
+    if failure is not None and (failure.get("message") or "").startswith(ASSERTIONS):
+        return CAUGHT
+    return PASSED if failure is None and case.find("error") is None else BROKE
 
 
 def check_texts() -> None:

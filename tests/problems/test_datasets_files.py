@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import pickle
+import time
 
 import numpy as np
 import pandas as pd
@@ -134,6 +135,17 @@ def test_a_long_text_straddles_no_block(tmp_path):
     file = write(tmp_path, "long.csv", f"text,label\n{long},0\nshort,1\n")
     data, _ = load_file(file, ReadOptions(text="text", text_kind="count"))
     assert data.features.max() == 500_000
+
+
+def test_many_columns_take_seconds(tmp_path):
+    # As expression data has. Done column by column with pandas, or looking each name up in a list, it took a minute.
+    values = np.random.default_rng(1).normal(size=(20, 20_000)).round(3)
+    frame = pd.DataFrame(values, columns=[f"gene{j}" for j in range(20_000)]).assign(label=[0, 1] * 10)
+    frame.to_csv(file := tmp_path / "wide.csv", index=False)
+    began = time.process_time()
+    data, _ = load_file(file)
+    assert time.process_time() - began < 12
+    np.testing.assert_allclose(data.features, values, rtol=1e-6)
 
 
 def test_a_table_has_as_many_rows_as_the_file(tmp_path):

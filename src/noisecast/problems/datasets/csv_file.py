@@ -5,6 +5,7 @@ import csv
 import io
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -55,10 +56,11 @@ class CsvFile:
             raise unreadable(source, error) from None
         self.columns = [name.strip() for name in self._names]
         check_column_names(self.columns, source)
+        self._known = set(self.columns)
 
     def check(self, column: str) -> None:
         """Raises: DataError if there is no such column."""
-        if column not in self.columns:
+        if column not in self._known:
             raise no_column(column, self._source, self.columns)
 
     def frame(
@@ -74,7 +76,8 @@ class CsvFile:
         """
         for column in columns or ():
             self.check(column)
-        names = [name for name in self._names if columns is None or name.strip() in columns]
+        wanted, numbers = self._known if columns is None else set(columns), set(numbers)  # of which there may be many
+        names = [name for name in self._names if name.strip() in wanted]
         for block_size in BLOCKS:
             try:
                 return self._frame(block_size, names, numbers, dtype)
@@ -106,7 +109,7 @@ class CsvFile:
         for block in self._blocks(block_size, names):
             for (name, part), cells in zip(parts.items(), block.columns, strict=True):
                 if name in numbers:
-                    found = numeric_column(pd.DataFrame({name: cells.to_pandas()}), name, self._source, num_rows)
+                    found = self._as_numbers(cells, name, num_rows)
                     part[num_rows : num_rows + len(found)] = self._held_as(dtype, found, name, num_rows)
                 else:
                     part.append(cells)
@@ -117,6 +120,14 @@ class CsvFile:
             name: part[:num_rows] if name in numbers else part.array().to_pandas() for name, part in parts.items()
         }
         return pd.DataFrame(columns, copy=False)
+
+    def _as_numbers(self, cells: pa.Array, name: str, rows_before: int) -> np.ndarray:
+        # Arrow takes microseconds for a column of few rows. What it does not read may still be a number, or is wrong.
+        with suppress(pa.ArrowInvalid):
+            values = cells.cast(pa.float64()).to_numpy(zero_copy_only=False)
+            if np.isfinite(values).all():
+                return values
+        return numeric_column(pd.DataFrame({name: cells.to_pandas()}), name, self._source, rows_before)
 
     def _held_as(self, dtype: Any, values: np.ndarray, name: str, rows_before: int) -> np.ndarray:
         with np.errstate(over="ignore"):
