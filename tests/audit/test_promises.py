@@ -308,8 +308,9 @@ def test_a_ledger_counts_every_run(tmp_path):
 def test_a_release_has_no_seed():
     """Who trains twice gets two models, and neither is the one of a seed that somebody could guess."""
     inside, _ = canary.pair(gaussian(FULL), DPSGD(learning_rate=1.0), "row_sparse", 1)
-    one, other = (train(inside).params for _ in range(2))
-    assert not np.isclose(one[1:-1], other[1:-1], rtol=1e-3).any()
+    one, other = (train(inside).params[1:-1] for _ in range(2))
+    # Two draws are the same float32 about once in 10^7; more than one column of them is no chance.
+    assert np.count_nonzero(one == other) < 2
 
 
 # --- Audits -----------------------------------------------------------------------------------------------------------
