@@ -8,6 +8,8 @@ import time
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
 import pytest
 import scipy.sparse as sp
 
@@ -146,6 +148,16 @@ def test_many_columns_take_seconds(tmp_path):
     data, _ = load_file(file)
     assert time.process_time() - began < 12
     np.testing.assert_allclose(data.features, values, rtol=1e-6)
+
+
+def test_arrow_reads_ahead_in_no_file_of_python(tmp_path, monkeypatch):
+    # Its thread may still read as the interpreter ends, and in a file of Python's that aborts it, after all went well.
+    seen, open_csv = [], pa.csv.open_csv
+    monkeypatch.setattr(pa.csv, "open_csv", lambda file, *rest: seen.append(type(file)) or open_csv(file, *rest))
+    for name, num_rows in (("small.csv", 3), ("large.csv", 300_000)):
+        (file := tmp_path / name).write_text("a,label\n" + "1,no\n2,yes\n" * num_rows)
+        load_file(file)
+    assert {pa.BufferReader, pa.OSFile} == set(seen)
 
 
 def test_a_table_has_as_many_rows_as_the_file(tmp_path):

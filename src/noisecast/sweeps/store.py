@@ -220,7 +220,7 @@ def _read_shard(path: Path) -> tuple[Finished, bytes]:
             f"{path} is damaged: its content is not what its name says. Delete it; the same sweep computes it again."
         )
     try:
-        file = pq.ParquetFile(io.BytesIO(content))
+        file = pq.ParquetFile(pa.BufferReader(content))
         schema = file.schema_arrow
         said = json.loads((schema.metadata or {})[_METADATA])
         if is_bomb(8 * len(schema.names) * file.metadata.num_rows, len(content)):
@@ -236,7 +236,7 @@ def _read_shard(path: Path) -> tuple[Finished, bytes]:
 
 def _rows_of(path: Path, content: bytes) -> pd.DataFrame:
     try:
-        table = pq.read_table(io.BytesIO(content))
+        table = pq.read_table(pa.BufferReader(content))
         table.validate(full=True)  # text that is no UTF-8 would fail later, while sorting
         return table_from(table.to_pandas())
     except Exception:  # as above

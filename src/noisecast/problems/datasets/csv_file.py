@@ -33,7 +33,8 @@ class CsvFile:
     """A CSV file open for reading; a byte-order mark and empty lines at its beginning are skipped.
 
     Args:
-      stream: the file; it is read as often as something is asked for.   source: what sentences call it.
+      stream: bytes in memory, or a file opened by its name; read as often as something is asked for.
+      source: what sentences call it.
       delimiter: between cells.   header: the columns' names, if the file's first line does not give them.
 
     Raises: DataError if it is not UTF-8 (naming the line), empty, names a column twice, or if a quoted cell does not
@@ -227,10 +228,12 @@ class CsvFile:
             lines.detach()  # else the stream would be closed with it
 
     def _from_begin(self) -> Any:
-        if isinstance(self._stream, io.BytesIO):  # Arrow's threads need not wait for Python's to read it
+        # Never Python's own file: Arrow reads ahead in a thread, and one that still does as Python ends aborts it.
+        if isinstance(self._stream, io.BytesIO):
             return pa.BufferReader(pa.py_buffer(self._stream.getbuffer()).slice(self._begin))
-        self._stream.seek(self._begin)
-        return self._stream
+        file = pa.OSFile(str(self._stream.name))
+        file.seek(self._begin)
+        return file
 
     def _first_row(self) -> list[str]:
         self._stream.seek(self._begin)
