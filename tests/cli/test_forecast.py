@@ -7,6 +7,7 @@ import pytest
 from cli_inputs import SCENARIO
 
 from noisecast.cli import main
+from noisecast.cli.accuracy import what_may_be_chance
 from noisecast.cli.forecast import NON_PRIVATE
 from noisecast.runners import Moments
 from noisecast.scenario_file import read_scenario_file
@@ -191,3 +192,14 @@ def test_bad_options_of_accuracy(run, arguments, sentence):
 def test_answer_may_ask_for_the_forecast(run):
     found = run("answer", "--json", text='runners = ["moments", "closed_form"]\n' + SCENARIO)
     assert {row["runner"] for row in found["loss"]} == {"moments", "closed_form"}
+
+
+def test_accuracy_says_which_errors_may_be_chance():
+    found = {"num_cells": 18, "median": 0.004, "median_standard_error": 0.004}
+    assert [s.split(",")[0] for s in what_may_be_chance(found | {"num_beyond_two": 4})] == [
+        "4 of 18 cells lie beyond two standard errors",
+        "Most other errors may be chance: give more --seeds to see smaller ones.",
+    ]
+    assert what_may_be_chance(found | {"num_beyond_two": 1})[0].startswith("Most of these errors may be chance")
+    assert what_may_be_chance(found | {"num_beyond_two": 1, "median": 0.01}) == []
+    assert what_may_be_chance({"num_cells": 0}) == []

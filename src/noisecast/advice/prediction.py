@@ -9,7 +9,7 @@ from noisecast.runners.moments.forecast import Forecast
 from noisecast.scenario import Scenario
 
 # Of the loss: no cell of docs/accuracy.md whose trained mean is known to 1 % is off by more.
-FORECAST_ERROR = 0.024
+FORECAST_ERROR = 0.03
 How = Literal["kept", "re-tuned", "re-tuned, other batches"]
 
 
@@ -37,9 +37,9 @@ class Prediction:
     def half_width(self) -> float:
         """Of the band: one run is predicted to end within it, 19 times out of 20.
 
-          sqrt((2 spread)^2 + (0.024 value)^2)
+          sqrt((2 spread)^2 + (0.03 value)^2)
 
-        spread is the forecast's standard deviation of one run (0 where it predicts none), 2.4 % the forecast's own
+        spread is the forecast's standard deviation of one run (0 where it predicts none), 3 % the forecast's own
         error: no cell of docs/accuracy.md whose trained mean is known to 1 % is off by more. NaN where it diverges.
         """
         if not math.isfinite(self.outcome.value):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
+from scipy.stats import binom, norm
 
 from noisecast.cli.answer import check_places
 from noisecast.cli.forecast import Subsample, TimeSteps, able_and_refused, moments_with, print_whole
@@ -86,8 +87,8 @@ def accuracy(
     console = to_reader()
     print_whole(console, _cells_shown(cells))
     console.print(_summary_shown(summaries))
-    if _is_blind(summaries["loss"]):
-        console.print("Most of these errors may be chance: give more --seeds to see smaller ones.")
+    for sentence in what_may_be_chance(summaries["loss"]):
+        console.print(sentence)
     console.print(FOR_STUDY)
     for sentence in refused:
         console.print(f"Left out: {sentence}")
@@ -171,9 +172,17 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _is_blind(found: dict[str, Any]) -> bool:
-    """Whether half of the errors are within two standard errors of training."""
-    return bool(found["num_cells"]) and found["median"] < 2 * found["median_standard_error"]
+def what_may_be_chance(found: dict[str, Any]) -> list[str]:
+    """What the standard errors say of the errors, in sentences."""
+    if not found["num_cells"]:
+        return []
+    beyond, count, sentences = found["num_beyond_two"], found["num_cells"], []
+    if binom.sf(beyond - 1, count, 2 * norm.sf(2)) < 0.01:
+        sentences.append(f"{beyond} of {count} cells lie beyond two standard errors, more than chance puts there.")
+    if found["median"] < 2 * found["median_standard_error"]:
+        others = "Most other errors" if sentences else "Most of these errors"
+        sentences.append(f"{others} may be chance: give more --seeds to see smaller ones.")
+    return sentences
 
 
 def _cells_shown(cells: Any) -> Table:

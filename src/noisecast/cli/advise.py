@@ -291,7 +291,7 @@ def _optimizers_table(advice: Any) -> Table:
     table = Table(
         title="Forecast loss of every optimizer: tuned settings kept → the best for it",
         caption=(
-            "±: one run is predicted to end within it, 19 times out of 20 (two standard deviations of a run and 2.4 % "
+            "±: one run is predicted to end within it, 19 times out of 20 (two standard deviations of a run and 3 % "
             "for the forecast's own error). ~ extrapolated: check it by training."
         ),
         **TABLE_STYLE,
