@@ -42,7 +42,7 @@ class Killed:
         self.ledger.set_budget(training.DATASET, epsilon=1e6, delta=1e-5)
         self.seen: set[str] = set()
         self.kept: list[int] = []  # steps that outlived a kill
-        self.seconds = 3.0
+        self.seconds = self.stepping = 3.0  # of a whole run, and from its first checkpoint on
 
     def start(self):
         process = self.processes.Process(target=training.run, args=(self.folder, *self.kind))
@@ -61,15 +61,31 @@ class Killed:
                     self.kept.append(saved.step)
         assert self.seen <= set(entries), "a run that took steps is missing in the ledger"
 
+    def undisturbed(self) -> None:
+        """One run that is let alone: what it takes, and that it does."""
+        began, process = time.monotonic(), self.start()
+        self.await_checkpoint(process, None)
+        stepped = time.monotonic()
+        process.join()
+        self.seconds, self.stepping = time.monotonic() - began, time.monotonic() - stepped
+        self.look()
+        self.compare()
+
+    def await_checkpoint(self, process, before: int | None) -> None:
+        while self.written() in (before, None) and process.exitcode is None:
+            process.join(0.02)
+
     def kill(self, rng: random.Random) -> bool:
         """Whether a process was killed before it was done."""
         before, process, number = self.written(), self.start(), rng.choice((signal.SIGKILL, signal.SIGTERM))
         if rng.random() < 0.2:  # while it begins
             process.join(rng.uniform(0, self.seconds))
         else:  # while it takes steps, and writes a checkpoint after each few
-            while self.written() in (before, None) and process.exitcode is None:
-                process.join(0.02)
-            process.join(rng.expovariate(4 / self.seconds))
+            self.await_checkpoint(process, before)
+            began = time.monotonic()
+            process.join(rng.expovariate(2 / self.stepping))
+            if process.exitcode is not None:  # done before, on a machine that had less time for it at first
+                self.stepping = max(0.1, min(self.stepping, time.monotonic() - began))
         done = process.exitcode is not None
         if not done:
             with contextlib.suppress(ProcessLookupError):  # done just now
@@ -114,10 +130,7 @@ class Killed:
 def test_a_run_that_was_killed_again_and_again_comes_to_the_same_model(processes, tmp_path, engine, optimizer, kills):
     rng, runs = random.Random(kills), Killed(processes, tmp_path, engine, optimizer)
     began, killed = time.monotonic(), 0
-    runs.start().join()  # one undisturbed: what it takes, and that it does
-    runs.seconds = time.monotonic() - began
-    runs.look()
-    runs.compare()
+    runs.undisturbed()
     while killed < kills:
         killed += runs.kill(rng)
     runs.finish()

@@ -17,7 +17,19 @@ _ENGINES: tuple[tuple[ModuleType, Any], ...] = (
 
 
 def start(scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot) -> Any:
-    """A run of a group of scenarios (equal `group_key`): `advance` it, `evaluate` it, take its `params`."""
+    """A run of a group of scenarios (equal `group_key`): `advance` it, `evaluate` it, take its `params`.
+
+    Raises: ValueError if nothing is asked for, or of scenarios that are not of one group.
+    """
+    if not scenarios or not len(repeats):
+        raise ValueError(
+            f"Expected a scenario and a repeat at least, got {len(scenarios)} scenarios and {len(repeats)} repeats."
+        )
+    if any(group_key(scenario) != group_key(scenarios[0]) for scenario in scenarios[1:]):
+        raise ValueError(
+            "Expected scenarios of one group, alike in all but learning rate, clip norm, noise and delta; start others "
+            "by themselves (`group_key` tells them apart)."
+        )
     return _engine_of(scenarios[0])[1](scenarios, repeats=repeats, root=root)
 
 

@@ -63,6 +63,12 @@ def why_unsupported(scenario: Scenario) -> str | None:
     return None
 
 
+def check_horizon(to_step: int, scenario: Scenario) -> None:
+    """Raises: ValueError for steps beyond those that the scenario's epsilon counts."""
+    if to_step > scenario.num_steps:
+        raise ValueError(f"Expected a step up to num_steps, {scenario.num_steps}, which epsilon counts; got {to_step}.")
+
+
 def without_learning_rate(optimizer: Optimizer) -> Optimizer:
     """Its settings alone: the learning rate differs within a group, and must not ask for a new compilation."""
     return with_learning_rate(optimizer, 1.0)
@@ -79,8 +85,8 @@ class DenseRun:
 
     Runs lie as [repeat, scenario]. Repeats differ in everything random; scenarios at one repeat share their batches and
     nothing else: each has a privacy-noise key of its own, made from its content hash, so a run's noise does not depend
-    on the group it is in. The state after step k is a function of the keys and k alone, so a restored run continues
-    bit for bit.
+    on the group it is in. The state after step k is a function of the keys, k and the last bits in which programs of
+    another shape round: a restored run continues bit for bit, one in another group agrees to float32.
     """
 
     def __init__(self, scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot):
@@ -88,6 +94,7 @@ class DenseRun:
         self.problem: Problem = first.problem
         self.sampler: Any = first.mechanism.sampler  # one with `batches`, unless the problem is a population
         self.step = 0
+        self._first = first
         self._group = Group(
             learning_rate=jnp.array([s.optimizer.learning_rate for s in scenarios], jnp.float32),
             l2_clip_norm=jnp.array([s.mechanism.l2_clip_norm for s in scenarios], jnp.float32),
@@ -107,7 +114,8 @@ class DenseRun:
         self._chunk: tuple[int, tuple[Array, Array]] | None = None
 
     def advance(self, to_step: int) -> None:
-        """Take steps until `to_step` of them have been taken."""
+        """Take steps until `to_step` of them have been taken. Raises: ValueError beyond num_steps."""
+        check_horizon(to_step, self._first)
         while self.step < to_step:
             first, stop, batches = self._batches(self.step, to_step)
             normals, normals_from = None, 0

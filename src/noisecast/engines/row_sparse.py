@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from noisecast.engines import _factor_kernels, _kernels
+from noisecast.engines.dense import check_horizon
 from noisecast.engines.keys import batch_key, noise_key
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
 from noisecast.privacy.noise import RandomRoot, key_words
@@ -54,6 +55,7 @@ class RowSparseRun:
     def __init__(self, scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot):
         self.problem: Any = scenarios[0].problem
         self.step = 0
+        self._first = scenarios[0]
         form: Any = _form_of(self.problem)
         train, test = (data and form.examples(data) for data in (self.problem.train, self.problem.test))
         self._num_repeats = len(repeats)
@@ -67,7 +69,8 @@ class RowSparseRun:
         ]
 
     def advance(self, to_step: int) -> None:
-        """Take steps until `to_step` of them have been taken."""
+        """Take steps until `to_step` of them have been taken. Raises: ValueError beyond num_steps."""
+        check_horizon(to_step, self._first)
         self._each(lambda block: block.advance(self.step, to_step))
         self.step = max(self.step, to_step)
 

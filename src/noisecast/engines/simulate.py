@@ -51,6 +51,7 @@ class _Blocks:
         first = scenarios[0]
         self.problem: Any = first.problem
         self.step = 0
+        self._first = first
         self._optimizer = first.optimizer
         self._shape = len(repeats), len(scenarios), self.problem.num_params
         self._l2_clip_norm = jnp.array([s.mechanism.l2_clip_norm for s in scenarios], jnp.float32)
@@ -65,7 +66,8 @@ class _Blocks:
             self._blocks.append(_Block(arrays, len(chosen), block(lanes)))
 
     def advance(self, to_step: int) -> None:
-        """Take steps until `to_step` of them have been taken."""
+        """Take steps until `to_step` of them have been taken. Raises: ValueError beyond num_steps."""
+        dense.check_horizon(to_step, self._first)
         if to_step <= self.step:
             return
         with ThreadPoolExecutor(min(len(self._blocks), os.cpu_count() or 1)) as pool:

@@ -1,0 +1,58 @@
+"""What `engines.start` takes, and how far a run goes: no steps but those that epsilon counts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from noisecast import DPSGD, DPSignSGD, Poisson, SampledGaussian, Scenario, Stream, engines, linear_model, quadratic
+from noisecast.privacy.noise import RandomRoot
+from noisecast.problems.datasets import Dataset
+
+ROOT = RandomRoot.from_insecure_seed(20261121)
+ROWS = np.eye(12, 5, dtype=np.float32)
+
+
+def scenario(engine: str) -> Scenario:
+    sampler = Stream(4) if engine == "simulate" else Poisson(0.3, 4.0)
+    problem = quadratic(np.ones(3), 1.0, example_noise_std=0.1)
+    if engine != "simulate":
+        rows = scipy.sparse.csr_array(ROWS) if engine == "row_sparse" else ROWS
+        problem = linear_model(Dataset("rows", rows, np.arange(12, dtype=np.int32) % 2, ("a", "b")))
+    mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=0.5, sampler=sampler)
+    return Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=0.1), num_steps=12)
+
+
+@pytest.mark.parametrize("engine", ["row_sparse", "dense", "simulate"])
+def test_a_run_takes_no_step_that_epsilon_does_not_count(engine):
+    asked = scenario(engine)
+    assert engines.explain(asked).startswith(f"Computed by the engine {engine}.")
+    run = engines.start([asked], repeats=[0], root=ROOT)
+    run.advance(12)
+    last = run.params.copy()
+    with pytest.raises(ValueError, match="up to num_steps, 12"):
+        run.advance(13)
+    np.testing.assert_array_equal(run.params, last)
+
+
+@pytest.mark.parametrize("engine", ["row_sparse", "dense"])
+def test_scenarios_of_two_groups_are_not_trained_as_one(engine):
+    # Else the second would be trained by the first one's optimizer or sampler, and accounted by its own.
+    first = scenario(engine)
+    other_sampler = dataclasses.replace(first.mechanism, sampler=Poisson(0.5, 6.0))
+    for change in (
+        {"optimizer": DPSignSGD(learning_rate=0.1)},
+        {"mechanism": other_sampler},
+        {"mechanism": dataclasses.replace(first.mechanism, noise_multiplier=0.0)}
+        if engine == "row_sparse"
+        else {"num_steps": 9},
+    ):
+        with pytest.raises(ValueError, match="scenarios of one group"):
+            engines.start([first, dataclasses.replace(first, **change)], repeats=[0], root=ROOT)
+
+
+def test_nothing_is_no_group():
+    for scenarios, repeats in (([], [0]), ([scenario("dense")], [])):
+        with pytest.raises(ValueError, match="a scenario and a repeat at least"):
+            engines.start(scenarios, repeats=repeats, root=ROOT)
