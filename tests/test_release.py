@@ -7,9 +7,11 @@ import stat
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, linear_model
 from noisecast.checkpoint import Checkpoint, checkpoint_held, load_checkpoint, save_checkpoint
@@ -195,3 +197,22 @@ def test_a_checkpoint_of_another_scenario_is_refused(path):
 def test_a_seed_too_large_to_store_is_refused_before_any_step():
     with pytest.raises(ValueError, match="at most 64 bits"):
         RandomRoot.from_insecure_seed(10**30)
+
+
+def test_a_resumed_run_is_evaluated_where_it_was_begun_to_be(path, tmp_path):
+    # An evaluation gives rows the noise they lack: with others, one run would be released as two different draws.
+    rows = scipy.sparse.csr_array(np.eye(60, 30, dtype=np.float32))
+    data = Dataset("toy", rows, np.arange(60, dtype=np.int32) % 2, ("no", "yes"))
+    asked = replace(scenario(num_steps=40), problem=linear_model(data))
+    with pytest.raises(Interrupted):
+        train(asked, checkpoint=path, watch=interrupt, num_evaluations=8)
+    assert load_checkpoint(path, scenario=asked.id).evaluate_every == 5
+    models = []
+    for number, asked_now in enumerate(
+        ({"watch": lambda moment: None, "num_evaluations": 8}, {"watch": lambda moment: None}, {})
+    ):
+        copy = tmp_path / str(number)
+        copy.write_bytes(path.read_bytes())
+        models.append(train(asked, checkpoint=copy, resume=True, **asked_now).params)
+    np.testing.assert_array_equal(models[1], models[0])
+    np.testing.assert_array_equal(models[2], models[0])

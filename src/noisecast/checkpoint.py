@@ -23,16 +23,21 @@ try:
 except ImportError:  # Windows: there is nobody to ask
     fcntl = None
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Whose run it is, where its randomness comes from, and its state after `step` steps."""
+    """Whose run it is, where its randomness comes from, and its state after `step` steps.
+
+    And after how many steps each it is evaluated (0: never): an evaluation gives rows the noise that they lack so far,
+    and with others the rest of the run would be another draw, a second release that nobody counts.
+    """
 
     scenario: str
     root: RandomRoot
     state: dict[str, np.ndarray]
+    evaluate_every: int = 0
 
     @property
     def step(self) -> int:
@@ -47,6 +52,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         "scenario": np.frombuffer(checkpoint.scenario.encode(), np.uint8),
         "secret": np.frombuffer(root.secret, np.uint8),
         "secure_noise": np.bool_(root.secure_noise),
+        "evaluate_every": np.int64(checkpoint.evaluate_every),
         "insecure_seed": np.array([] if root.insecure_seed is None else [root.insecure_seed], np.int64),
     }
     arrays |= {f"state_{name}": array for name, array in checkpoint.state.items()}
@@ -133,8 +139,9 @@ def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:
         seed = stored["insecure_seed"].reshape(-1).tolist()
         root = RandomRoot(stored["secret"].tobytes(), seed[0] if seed else None, bool(stored["secure_noise"]))
         state = {name.removeprefix("state_"): stored[name] for name in stored if name.startswith("state_")}
-        checkpoint = Checkpoint(owner, root, state)
-        readable = int(stored["format"]) == FORMAT and checkpoint.step >= 0 and owner.isalnum()
+        checkpoint = Checkpoint(owner, root, state, int(stored["evaluate_every"]))
+        readable = int(stored["format"]) == FORMAT and min(checkpoint.step, checkpoint.evaluate_every) >= 0
+        readable = readable and owner.isalnum()
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         readable = False
     if not readable:

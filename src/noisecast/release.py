@@ -82,7 +82,7 @@ def train(
       insecure_seed: makes the run reproducible and therefore not private; None draws from the operating system.
       secure_noise: draw batches and noise by a cipher, ChaCha20. It needs the extra [secure], and more time.
       checkpoint: file to keep the run's state in while it runs, for this process alone; deleted when it is done.
-      resume: continue from `checkpoint`.
+      resume: continue from `checkpoint`, evaluated where it was begun to be.
       watch: told where the run is, several times a second.
       save: what to do with the finished model before its checkpoint is deleted, so that a full disk loses nothing.
       account: a data set's in a privacy ledger; the run is written down there before its first step, or refused.
@@ -100,14 +100,15 @@ def train(
     # From before the first step until the model is saved: an exception in between would lose a spent budget.
     held = nullcontext() if path is None else checkpoint_held(path)
     with _stop_requests() as stop_requested, held:
-        run = _started(scenario, insecure_seed, secure_noise, path, resume)
+        evaluate_every = -(-scenario.num_steps // num_evaluations) if watch and num_evaluations else 0
+        run = _started(scenario, insecure_seed, secure_noise, path, resume, evaluate_every)
         if account is not None:
             _write_down(account, run, scenario)
         began = time.monotonic()
-        _advance_to_the_end(run, scenario, path, watch, num_evaluations, stop_requested)
+        _advance_to_the_end(run, scenario, path, watch, stop_requested)
         model = _finished(run, scenario, unit, also_not_covered, time.monotonic() - began)
         if path is not None:
-            save_checkpoint(path, Checkpoint(scenario.id, run.root, run.engine.state()))
+            run.keep(scenario, path)
         save(model)
         if path is not None:
             remove_checkpoint(path)
@@ -143,16 +144,22 @@ def _finished(run: "_Run", scenario: Scenario, unit: str, also_not_covered: tupl
 class _Run:
     engine: Any
     root: RandomRoot
+    evaluate_every: int  # steps; 0: only at the end
+
+    def keep(self, scenario: Scenario, path: Path) -> None:
+        save_checkpoint(path, Checkpoint(scenario.id, self.root, self.engine.state(), self.evaluate_every))
 
 
-def _started(scenario: Scenario, insecure_seed: int | None, secure: bool, path: Path | None, resume: bool) -> _Run:
+def _started(
+    scenario: Scenario, insecure_seed: int | None, secure: bool, path: Path | None, resume: bool, evaluate_every: int
+) -> _Run:
     if insecure_seed is not None and secure:
         raise ValueError("Expected an insecure seed or secure noise, got both: no cipher hides a seed that is known.")
     if not resume:
         root = RandomRoot.from_os_entropy(secure_noise=secure)
         if insecure_seed is not None:
             root = RandomRoot.from_insecure_seed(insecure_seed)
-        return _Run(engines.start([scenario], repeats=[0], root=root), root)
+        return _Run(engines.start([scenario], repeats=[0], root=root), root, evaluate_every)
     if path is None:
         raise ValueError("Expected a checkpoint file to resume from, got none.")
     saved = load_checkpoint(path, scenario=scenario.id)
@@ -166,12 +173,12 @@ def _started(scenario: Scenario, insecure_seed: int | None, secure: bool, path: 
         )
     engine = engines.start([scenario], repeats=[0], root=saved.root)
     engine.restore(saved.state)
-    return _Run(engine, saved.root)
+    return _Run(engine, saved.root, saved.evaluate_every)
 
 
-def _advance_to_the_end(run: _Run, scenario: Scenario, path, watch, num_evaluations, stop_requested) -> None:
+def _advance_to_the_end(run: _Run, scenario: Scenario, path, watch, stop_requested) -> None:
     engine, num_steps = run.engine, scenario.num_steps
-    evaluate_every = -(-num_steps // num_evaluations) if watch and num_evaluations else num_steps + 1
+    evaluate_every = run.evaluate_every or num_steps + 1
     stretch, rate, saved_at = 1, 0.0, time.monotonic()
     while engine.step < num_steps:
         if stop_requested():  # also before the first step
@@ -184,11 +191,11 @@ def _advance_to_the_end(run: _Run, scenario: Scenario, path, watch, num_evaluati
         # The first stretch waits for the compiler: its rate says nothing.
         rate = rate if before == 0 and stretch == 1 else (engine.step - before) / seconds
         stretch = min(int(max(rate, 1.0) * SECONDS_BETWEEN_LOOKS) + 1, 4 * stretch, MAX_STRETCH)
-        evaluates = watch is not None and engine.step == next_evaluation
+        evaluates = engine.step == next_evaluation
         # Before the checkpoint: it gives rows the noise that they lack, and whoever resumes does not repeat it.
         metrics = _metrics(engine) if evaluates else {}
         if path is not None and time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
-            save_checkpoint(path, Checkpoint(scenario.id, run.root, engine.state()))
+            run.keep(scenario, path)
             saved_at = time.monotonic()
         if watch is not None:
             watch(Moment(engine.step, num_steps, rate, metrics))
@@ -196,7 +203,7 @@ def _advance_to_the_end(run: _Run, scenario: Scenario, path, watch, num_evaluati
 
 def _stop(run: _Run, scenario: Scenario, path: Path | None) -> NoReturn:
     if path is not None:
-        save_checkpoint(path, Checkpoint(scenario.id, run.root, run.engine.state()))
+        run.keep(scenario, path)
     raise Interrupted(run.engine.step, path)
 
 

@@ -66,7 +66,7 @@ def run(folder: Path, engine: str, optimizer: str) -> None:
 def undisturbed(folder: Path, engine: str, optimizer: str) -> np.ndarray:
     """The same run from the same randomness, from its first step to its last without a stop."""
     asked = scenario(engine, optimizer)
-    root = load_checkpoint(folder / "last.checkpoint", scenario=asked.id).root
-    path = folder / "undisturbed.checkpoint"
-    save_checkpoint(path, Checkpoint(asked.id, root, start([asked], repeats=[0], root=root).state()))
+    saved, path = load_checkpoint(folder / "last.checkpoint", scenario=asked.id), folder / "undisturbed.checkpoint"
+    begun = start([asked], repeats=[0], root=saved.root).state()
+    save_checkpoint(path, Checkpoint(asked.id, saved.root, begun, saved.evaluate_every))
     return release.train(asked, checkpoint=path, resume=True, watch=lambda moment: None).params
