@@ -288,11 +288,13 @@ def _settings_table(advice: Any) -> Table:
 
 def _optimizers_table(advice: Any) -> Table:
     """Every optimizer: kept, and what is best for it, with its band."""
+    from noisecast.advice.prediction import FORECAST_ERROR
+
     table = Table(
         title="Forecast loss of every optimizer: tuned settings kept → the best for it",
         caption=(
-            "±: one run is predicted to end within it, 19 times out of 20 (two standard deviations of a run and 3 % "
-            "for the forecast's own error). ~ extrapolated: check it by training."
+            "±: one run is predicted to end within it, 19 times out of 20 (two standard deviations of a run and "
+            f"{100 * FORECAST_ERROR:g} % for the forecast's own error). ~ extrapolated: check it by training."
         ),
         **TABLE_STYLE,
     )

@@ -25,7 +25,7 @@ def start(scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: Random
         raise ValueError(
             f"Expected a scenario and a repeat at least, got {len(scenarios)} scenarios and {len(repeats)} repeats."
         )
-    if any(group_key(scenario) != group_key(scenarios[0]) for scenario in scenarios[1:]):
+    if len({group_key(scenario) for scenario in scenarios}) > 1:
         raise ValueError(
             "Expected scenarios of one group, alike in all but learning rate, clip norm, noise and delta; start others "
             "by themselves (`group_key` tells them apart)."
