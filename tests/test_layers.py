@@ -15,6 +15,7 @@ LAYERS = [
     "files",
     "worker_process",
     "table",
+    "compiled",
     "privacy",
     "problems",
     "optimizers",

@@ -15,8 +15,10 @@ from noisecast.problems.datasets import (
     encoder_from_json,
     read_bounds,
     read_vocabulary,
+    text_encoder,
     tokenize,
 )
+from noisecast.problems.datasets.text_encoder import first_words
 
 TEXTS = ["the cat saw the dog", "the cat", "", "zebra zebra cat"]
 WORDS = ("the", "cat", "saw")
@@ -35,6 +37,16 @@ WORDS = ("the", "cat", "saw")
 )
 def test_tokens_are_lower_case_words_with_inner_apostrophes(text, tokens):
     assert tokenize(text) == tokens
+
+
+def test_a_long_text_has_the_same_words_in_pieces(monkeypatch):
+    """Wherever a piece may end, which is at every place: no word, no line break and no first words change."""
+    text = "It's  a <br\t/>film;<BR />\n\n it isn't<br   />ΟΔΟΣ ΟΔΟΣ 'x' naïve\u2003end <br"
+    whole = tokenize(text)
+    for piece in range(len(text)):
+        monkeypatch.setattr(text_encoder, "PIECE", piece)
+        assert [word for words in first_words(text) for word in words] == whole
+        assert [word for words in first_words(text, 3) for word in words] == whole[:3]
 
 
 @pytest.mark.parametrize(

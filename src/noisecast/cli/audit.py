@@ -95,11 +95,11 @@ def _done(one: Callable[[], Any], quiet: bool) -> Any:
 def _print(verdicts: list[Any], confidence: float) -> None:
     table = Table(
         title=f"Audited: lower bounds on epsilon, each with confidence {confidence:.4%}",
-        caption="A lower bound of 0 proves nothing in either direction; the accounted epsilon is an upper bound.",
+        caption="ε ≥: what the attack proves; 0 proves nothing in either direction. ε ≤: what the accountant proves.",
         **TABLE_STYLE,
     )
-    for header in ("optimizer", "engine", "what", "runs", "proved ≥", "accounted ≤", "verdict"):
-        table.add_column(header, justify="right" if header in ("runs", "proved ≥", "accounted ≤") else "left")
+    for header in ("optimizer", "engine", "what", "runs", "ε ≥", "ε ≤", "verdict"):
+        table.add_column(header, justify="right" if header in ("runs", "ε ≥", "ε ≤") else "left")
     for verdict in verdicts:
         table.add_row(
             verdict.optimizer,

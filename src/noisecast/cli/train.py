@@ -27,7 +27,7 @@ from noisecast.problems.datasets import (
     load_test_file,
     split_by_content,
 )
-from noisecast.problems.datasets.encoders import TextKind
+from noisecast.problems.datasets.text_encoder import TextKind
 from noisecast.problems.linear import linear_model
 from noisecast.release import Interrupted, TrainedModel
 from noisecast.release import train as run

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from noisecast.compiled import prefetch
 from noisecast.engines._kernels import ANY_ORDER, FAST, bring
-from noisecast.engines._prefetch import prefetch
 
 f32 = np.float32
 

@@ -21,7 +21,7 @@ import numba
 import numpy as np
 from numba.extending import overload
 
-from noisecast.engines._prefetch import prefetch
+from noisecast.compiled import prefetch, wide_vectors
 from noisecast.privacy import secure_noise
 from noisecast.privacy.counter_noise import (
     COIN,
@@ -159,6 +159,7 @@ def _dot(indices, values, begin, end, column):
 
 @numba.njit(**FAST)
 def _logits(weights, examples, batch, out):
+    wide_vectors()
     lanes = weights.shape[1]
     bias = weights.shape[0] - 1
     for b in range(len(batch)):
@@ -177,6 +178,7 @@ def _logits(weights, examples, batch, out):
 @numba.njit(**FAST)
 def _clip_logistic(examples, batch, lanes, out):
     """Logits to residuals sigma(z) - y, times their clip factors."""
+    wide_vectors()
     for b in range(len(batch)):
         label, norm = f32(examples.labels[batch[b], 0]), examples.norms[batch[b]]
         for lane in range(out.shape[1]):
@@ -258,6 +260,7 @@ def _add_outer(target, at, first, examples, batch, coefficients):
 
     at: number of each row, or None where rows keep their own.
     """
+    wide_vectors()
     lanes = target.shape[1]
     for b in range(len(batch)):
         begin, end = examples.begin[batch[b]], examples.end[batch[b]]
@@ -313,6 +316,7 @@ def _normal_tile(first, count, lanes, step, purpose, scratch):
 
     Row 64 t + 16 w + i has word w of block 16 t + i, so that blocks of counters fill vectors along rows, too.
     """
+    wide_vectors()
     if scratch.cipher_start.shape[1]:
         _secure_normal_tile(first, count, step, purpose, scratch)
         return
@@ -341,6 +345,7 @@ def _normal_tile(first, count, lanes, step, purpose, scratch):
 @numba.njit(**FAST)
 def _word_tile(first, count, lanes, step, purpose, scratch):
     """`_normal_tile`, of words of 32 bits: scratch.words[:count]."""
+    wide_vectors()
     if scratch.cipher_start.shape[1]:
         _secure_word_tile(first, count, step, purpose, scratch)
         return
@@ -521,6 +526,7 @@ def _batch_of(batches, sizes, k, examples):
 @numba.njit(**FAST)
 def _catch_up_sgd(weights, last, rows, count, lanes, step, purpose, scratch):
     """Noise of a row's k skipped steps at once: N(0, k (eta z C / B)^2), the sum of k independent ones."""
+    wide_vectors()
     normals = scratch.normals
     tile = len(normals)
     for first in range(0, count, tile):
@@ -564,6 +570,7 @@ def flush_sgd(weights, last, lanes, step, scratch):
 @numba.njit(**FAST)
 def _catch_up_sign(weights, last, rows, count, lanes, step, purpose, scratch):
     """k skipped steps are k fair coins of +- eta: eta (2 Binomial(k, 1/2) - k), one bit a coin."""
+    wide_vectors()
     words, due, num_due = scratch.words, scratch.due, 0
     for number in range(count):  # most rows of a batch were in the last one, too
         due[num_due] = rows[number]
@@ -619,6 +626,7 @@ def _sign_moves_of_one(weights, rows, gradient, lanes, scratch):
 @numba.njit(**FAST)
 def _sign_moves(weights, rows, count, lanes, step, scratch):
     """-eta sign(G + z C xi): up with probability Phi(-G / (z C)), one word against that threshold."""
+    wide_vectors()
     words, gradient, above = scratch.words, scratch.gradient, scratch.normals
     tile = len(words)
     for first in range(0, count, tile):
@@ -675,6 +683,7 @@ def _adam_move(g, m, v, keep_1, keep_2, unbias_1, unbias_2, eps):
 @numba.njit(**FAST)
 def _adam_moves(weights, first, second, lanes, per_example, b1, b2, eps, step, scratch):
     """Every row, in tiles: noise, both moments and the step while they are in the cache."""
+    wide_vectors()
     unbias_1 = f32(-1.0 / math.expm1((step + 1) * math.log(b1))) if b1 > 0 else f32(1.0)
     unbias_2 = f32(-1.0 / math.expm1((step + 1) * math.log(b2))) if b2 > 0 else f32(1.0)
     keep_1, keep_2 = f32(b1), f32(b2)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from noisecast.compiled import wide_vectors
 from noisecast.engines._kernels import FAST
 from noisecast.privacy.counter_noise import (
     STEP_NOISE,
@@ -89,6 +90,7 @@ class Scratch(NamedTuple):
 @numba.njit(**FAST)
 def normal_tile(out, first, count, example, step, key):
     """out[:count]: N(0, 1) of coordinates first, first + 1, ...; `first` is a multiple of 4, as is len(out)."""
+    wide_vectors()
     k0, k1, k2, k3 = key[0], key[1], key[2], key[3]
     if count <= 2:  # two dimensions need half a block
         one, two, at = out[0], out[1], u32(first // 4)
@@ -108,6 +110,7 @@ def normal_tile(out, first, count, example, step, key):
 @numba.njit(**FAST)
 def privacy_tile(out, first, count, step, key):
     """`normal_tile` of privacy noise: the generator and the Gaussians of `privacy.counter_noise`."""
+    wide_vectors()
     k0, k1, k2, k3 = key[0], key[1], key[2], key[3]
     for block in range((count + 3) // 4):
         at = u32(first // 4 + block)
@@ -198,6 +201,7 @@ def _slope(x, h, problem):
 @numba.njit(**FAST)
 def _example(params, problem, lanes, example, step, scratch):
     """One example a lane: its gradient into scratch.gradient, its clip factor into scratch.factor (0: not finite)."""
+    wide_vectors()
     normals, gradient, scale, squares = scratch.normals, scratch.gradient, scratch.scale, scratch.squares
     noise_scales(scale, problem, u32(example), u32(step), lanes.example_key)
     squares[:] = f32(0.0)
@@ -219,6 +223,7 @@ def _example(params, problem, lanes, example, step, scratch):
 @numba.njit(**FAST)
 def _examples(params, problem, lanes, batch_size, step, scratch):
     """All examples of a step: the last stays in scratch.gradient, the clipped sum of the others in scratch.others."""
+    wide_vectors()
     others, gradient, factor = scratch.others, scratch.gradient, scratch.factor
     if batch_size > 1:
         others[:] = f32(0.0)
@@ -234,6 +239,7 @@ def _examples(params, problem, lanes, batch_size, step, scratch):
 @numba.njit(**FAST)
 def _private_means(first, count, lanes, batch_size, step, scratch):
     """scratch.normals[:count]: (clipped sum + z C N(0, 1)) / B of the coordinates from `first` on."""
+    wide_vectors()
     out, factor, noise_std, per_example = scratch.normals, scratch.factor, lanes.noise_std, f32(1.0 / batch_size)
     privacy_tile(out, first, count, u32(step), lanes.noise_key)
     for i in range(count):
@@ -246,6 +252,7 @@ def _private_means(first, count, lanes, batch_size, step, scratch):
 @numba.njit(**FAST)
 def sgd_steps(params, problem, lanes, batch_size, begin, stop, scratch):
     """x <- x - eta g."""
+    wide_vectors()
     learning_rate = lanes.learning_rate
     for step in range(begin, stop):
         _examples(params, problem, lanes, batch_size, step, scratch)
@@ -261,6 +268,7 @@ def sgd_steps(params, problem, lanes, batch_size, begin, stop, scratch):
 @numba.njit(**FAST)
 def sign_steps(params, problem, lanes, batch_size, begin, stop, scratch):
     """x <- x - eta sign(g)."""
+    wide_vectors()
     learning_rate = lanes.learning_rate
     for step in range(begin, stop):
         _examples(params, problem, lanes, batch_size, step, scratch)
@@ -277,6 +285,7 @@ def sign_steps(params, problem, lanes, batch_size, begin, stop, scratch):
 @numba.njit(**FAST)
 def adam_steps(params, mean, square, problem, lanes, batch_size, b1, b2, eps, begin, stop, scratch):
     """m, v: averages of g and g^2 without their bias towards 0; x <- x - eta m / (sqrt v + eps)."""
+    wide_vectors()
     learning_rate, keep_1, keep_2, add = lanes.learning_rate, f32(b1), f32(b2), f32(eps)
     for step in range(begin, stop):
         unbias_1 = f32(-1.0 / math.expm1((step + 1) * math.log(b1))) if b1 > 0 else f32(1.0)
@@ -339,6 +348,7 @@ def _moments(table, scratch):
 @numba.njit(**FAST)
 def sgd_paths(params, problem, lanes, table, substeps, begin, stop, scratch):
     """dX = -h grad f dt + sqrt(eta) s dW. The next step's |grad f| is summed while each coordinate is at hand."""
+    wide_vectors()
     normals, pull, kick, squares = scratch.normals, scratch.moments[0], scratch.moments[1], scratch.squares
     time_step, spread = lanes.learning_rate / f32(substeps), lanes.learning_rate / f32(math.sqrt(substeps))
     _squared_slopes(params, problem, scratch)
@@ -372,6 +382,7 @@ def sign_paths(params, problem, lanes, table, substeps, begin, stop, scratch):
 
     At s = 0, m = sign(grad f).
     """
+    wide_vectors()
     normals, moments, slope = scratch.normals, scratch.moments, scratch.scale
     one = len(moments) == 4
     r0, w0 = moments[2], moments[3 if one else 6]
@@ -403,6 +414,7 @@ def sign_paths(params, problem, lanes, table, substeps, begin, stop, scratch):
 @numba.njit(**FAST)
 def adam_paths(params, square, problem, lanes, table, b2, eps, substeps, begin, stop, scratch):
     """v follows E[g^2] = s^2 + (h grad f)^2; dX = (-h grad f dt + sqrt(eta) s dW) / (sqrt v + eps)."""
+    wide_vectors()
     normals, shrink, noise_std, add = scratch.normals, scratch.moments[0], scratch.moments[1], f32(eps)
     time_step, spread = lanes.learning_rate / f32(substeps), lanes.learning_rate / f32(math.sqrt(substeps))
     for step in range(begin * substeps, stop * substeps):

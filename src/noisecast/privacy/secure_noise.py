@@ -14,6 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from noisecast.compiled import wide_vectors
 from noisecast.privacy.counter_noise import normal_pair
 from noisecast.privacy.noise import key_words
 
@@ -47,6 +48,7 @@ def chacha20(start, words, count):
 
     Rounds outside and blocks inside: sixteen rows of n words stay in the cache, and the loop vectorises.
     """
+    wide_vectors()
     words[:, :count] = start[:, :count]
     for _ in range(10):
         for i in range(count):

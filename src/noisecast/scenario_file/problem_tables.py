@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from noisecast.problems.datasets import BUNDLED, ReadOptions, bundled, load_file, load_test_file, split_by_content
-from noisecast.problems.datasets.encoders import TextKind
 from noisecast.problems.datasets.ratings import read_ratings, split_ratings_by_content
+from noisecast.problems.datasets.text_encoder import TextKind
 from noisecast.problems.linear import linear_model
 from noisecast.problems.matrix_factorization import matrix_factorization
 from noisecast.problems.problem import Problem

@@ -29,10 +29,10 @@ from noisecast.problems.datasets.dataset import (
     label_sets,
     listed,
 )
-from noisecast.problems.datasets.encoders import TextEncoder, TextKind
 from noisecast.problems.datasets.files import csr_from_arrays, read_npz, whole_number
 from noisecast.problems.datasets.splits import public_split
 from noisecast.problems.datasets.tables import read_table
+from noisecast.problems.datasets.text_encoder import TextEncoder, TextKind
 
 IMDB_SOURCE = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 MOVIELENS_SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"

@@ -21,7 +21,7 @@ from noisecast.problems.datasets.dataset import DataError, listed
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 LONGEST_CELL = 2**20  # characters, of a file with quotes; or an eighth of the file
 # Bytes parsed at a time. A row that is longer needs larger ones; Arrow counts a block's bytes in 32 bits.
-BLOCKS = (2**20, 2**22, 2**24, *(2**k for k in range(25, 31)), 2**31 - 1)
+BLOCKS = (2**20, 2**22, 2**24, 3 * 2**23, *(2**k for k in range(25, 31)), 2**31 - 1)
 
 
 def open_csv(path) -> "CsvFile":
@@ -163,6 +163,9 @@ class CsvFile:
                     if block.num_columns != len(names):
                         raise pa.ArrowInvalid("its rows and its header are not of the same columns")
                     yield block
+                    del block
+                    if block_size > BLOCKS[0]:  # what Arrow keeps for later is a few blocks
+                        pa.default_memory_pool().release_unused()
         except (pa.ArrowInvalid, KeyError) as error:
             # Of a header that is longer than a block it says that nothing follows.
             if ("straddling" in str(error) or "Empty CSV" in str(error)) and block_size < min(self._size, BLOCKS[-1]):

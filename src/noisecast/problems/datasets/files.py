@@ -33,12 +33,10 @@ from noisecast.problems.datasets.encoders import (
     Encoder,
     MatrixEncoder,
     TabularEncoder,
-    TextEncoder,
-    TextKind,
     read_bounds,
-    read_vocabulary,
 )
 from noisecast.problems.datasets.tables import read_table
+from noisecast.problems.datasets.text_encoder import TextEncoder, TextKind, read_vocabulary
 
 MAX_COLUMNS = 100_000_000
 
