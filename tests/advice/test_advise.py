@@ -175,6 +175,7 @@ def test_what_is_extrapolated_or_diverged_is_never_preferred_silently():
     work = advising._Work((asked,), (1.0,), "loss", Moments(), lambda share: None, Forecasters(asked.problem))
     good, tempting = prediction(0.5), prediction(0.3, EXTRAPOLATED, DPAdam(learning_rate=0.1))
     lost = prediction(math.inf, DIVERGED, DPSignSGD(learning_rate=0.1))
+    work.price([each.scenario for each in (good, tempting, lost)])
     found = advising._recommended(1.0, [tempting, lost, good], work)
     assert found.chosen is good and "1 better forecast" in found.confidence
     alone = advising._recommended(1.0, [tempting, lost], work)

@@ -15,12 +15,13 @@ from noisecast.advice.search import Found, Searching, best_near, carried, side_b
 from noisecast.advice.thresholds import Threshold, thresholds
 from noisecast.advice.tuning_price import TuningPrice, tuning_price
 from noisecast.forecasting import forecast_best
-from noisecast.forecasting.forecasters import Forecasters
+from noisecast.forecasting.forecasters import ELSEWHERE, Forecasters
 from noisecast.forecasting.outcome import Asker, Outcome, cheap
 from noisecast.optimizers import OPTIMIZERS
 from noisecast.privacy.accounting import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import Sampler
+from noisecast.problems.problem import Problem
 from noisecast.runners.moments import Moments, table_of
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.runners.runner import Progress
@@ -134,6 +135,7 @@ def advise(
             if may_change_batches:
                 ways["re-tuned, other batches"] = work.other_batches(found)
         shown = work.shown(ways)
+        work.price([_choice(shown[epsilon])[0].scenario for epsilon in epsilons])
     recommendations = tuple(_recommended(epsilon, shown[epsilon], work) for epsilon in epsilons)
     progress(1.0)
     return Advice(
@@ -205,6 +207,10 @@ def _noise_multiplier(_: Any, price: Price) -> float:
     ).noise_multiplier
 
 
+def _tuning_price(problem: Problem, without_problem: Scenario) -> TuningPrice:
+    return tuning_price(replace(without_problem, problem=problem))
+
+
 class _Work:
     """The forecasts made so far, cheap and full."""
 
@@ -223,6 +229,7 @@ class _Work:
         self.num_asked = 0
         self.calibrations: dict[Price, float] = {}
         self.full: dict[str, tuple[Scenario, Forecast]] = {}  # by id
+        self.prices: dict[str, TuningPrice] = {}  # by id
         self.tried: list[dict] = []
         start = self.cheap.forecast(tuned[0], [0])
         self.untrained = replace(Outcome.of(start, metric), value=float(start.metrics[metric][0]), status=OK)
@@ -236,6 +243,7 @@ class _Work:
     def calibrate(self, asked: Sequence[tuple[Scenario, float]]) -> None:
         """Of scenarios and their budgets, those that are not known yet, side by side."""
         prices = list(dict.fromkeys(p for pair in asked if (p := _price(*pair)) not in self.calibrations))
+        prices.sort(key=lambda price: -price.target_epsilon)  # the large ones take longest
         if len(prices) < 2:
             self.calibrations |= {price: _noise_multiplier(None, price) for price in prices}
         else:
@@ -330,6 +338,12 @@ class _Work:
             for epsilon in self.epsilons
         }
 
+    def price(self, chosen: Sequence[Scenario]) -> None:
+        """What choosing them by trained runs would have cost, side by side."""
+        without_problem = [replace(scenario, problem=ELSEWHERE) for scenario in chosen]
+        found = self.forecasters.map(_tuning_price, without_problem)
+        self.prices |= zip((scenario.id for scenario in chosen), found, strict=True)
+
     def _by_closeness(self, scenario: Scenario) -> list[float]:
         """The budgets, first the one nearest to what was spent in tuning."""
         spent = scenario.privacy_spent.epsilon
@@ -345,11 +359,16 @@ class _Work:
 # --- What is recommended ---------------------------------------------------------------------------------------------
 
 
-def _recommended(epsilon: float, predictions: Sequence[Prediction], work: _Work) -> Recommendation:
-    kept = tuple(each for each in predictions if each.how == "kept")
+def _choice(predictions: Sequence[Prediction]) -> tuple[Prediction, tuple[Prediction, ...]]:
+    """The best of all, and the best of every optimizer."""
     names = dict.fromkeys(each.scenario.optimizer.name for each in predictions)
     by_optimizer = tuple(_settled([each for each in predictions if each.scenario.optimizer.name == n]) for n in names)
-    chosen = min(by_optimizer, key=_order)
+    return min(by_optimizer, key=_order), by_optimizer
+
+
+def _recommended(epsilon: float, predictions: Sequence[Prediction], work: _Work) -> Recommendation:
+    chosen, by_optimizer = _choice(predictions)
+    kept = tuple(each for each in predictions if each.how == "kept")
     others = [each for each in by_optimizer if each is not chosen]
     best_kept = min(kept, key=_order, default=None)
     return Recommendation(
@@ -357,7 +376,7 @@ def _recommended(epsilon: float, predictions: Sequence[Prediction], work: _Work)
         chosen=chosen,
         by_optimizer=by_optimizer,
         kept=kept,
-        price=tuning_price(chosen.scenario),
+        price=work.prices[chosen.scenario.id],
         reason=reason_for(chosen, others, best_kept, work.untrained),
         confidence=confidence_in(chosen, others, _passed_over(chosen, predictions)),
     )

@@ -65,7 +65,7 @@ class Forecasters:
         if not self._processes:
             yield from forecasts(moments, scenarios, record_at)
             return
-        without_problem = [replace(scenario, problem=_ELSEWHERE) for scenario in scenarios]
+        without_problem = [replace(scenario, problem=ELSEWHERE) for scenario in scenarios]
         yield from self.map(partial(_forecast, moments, tuple(record_at)), without_problem)
 
     def map(self, function: Callable[[Problem, Asked], Answer], asked: Iterable[Asked]) -> Iterator[Answer]:
@@ -93,7 +93,7 @@ class Forecasters:
         return found
 
 
-_ELSEWHERE: Any = None  # a scenario's problem is in the process already
+ELSEWHERE: Any = None  # a scenario's problem is in the process already
 
 
 def _forecast(moments: Moments, record_at: Sequence[int], problem: Problem, without_problem: Scenario) -> Forecast:
