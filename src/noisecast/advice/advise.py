@@ -136,7 +136,6 @@ def advise(
                 ways["re-tuned, other batches"] = work.other_batches(found)
         shown = work.shown(ways)
         work.price([_choice(shown[epsilon])[0].scenario for epsilon in epsilons])
-        rows = work.rows()
     recommendations = tuple(_recommended(epsilon, shown[epsilon], work) for epsilon in epsilons)
     progress(1.0)
     return Advice(
@@ -145,7 +144,7 @@ def advise(
         thresholds_retuned=thresholds({each.target_epsilon: each.by_optimizer for each in recommendations})
         if may_retune
         else (),
-        rows=rows,
+        rows=pd.concat([table_of(*pair) for pair in work.full.values()], ignore_index=True),
         tried=pd.DataFrame(work.tried),
         notes=tuple(dict.fromkeys(_notes(recommendations))),
     )
@@ -200,14 +199,6 @@ def _price(scenario: Scenario, epsilon: float) -> Price:
     return Price(mechanism.sampler, mechanism.adjacency, scenario.num_steps, scenario.target_delta, epsilon)
 
 
-def _is_calibrated(scenario: Scenario, epsilon: float) -> bool:
-    """Whether its noise is what `calibrate_noise_multiplier` may find: enough, and hardly more than that."""
-    if not 0.97 * epsilon < scenario.privacy_spent.epsilon <= epsilon:  # else there is no need to look closer
-        return False
-    less = scenario.mechanism.with_noise_multiplier(0.99 * scenario.mechanism.noise_multiplier)
-    return replace(scenario, mechanism=less).privacy_spent.epsilon > epsilon
-
-
 def _noise_multiplier(_: Any, price: Price) -> float:
     """The least noise whose epsilon stays within the budget."""
     blank = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=1.0, sampler=price.sampler, adjacency=price.adjacency)
@@ -218,11 +209,6 @@ def _noise_multiplier(_: Any, price: Price) -> float:
 
 def _tuning_price(problem: Problem, without_problem: Scenario) -> TuningPrice:
     return tuning_price(replace(without_problem, problem=problem))
-
-
-def _table(problem: Problem, found: tuple[Scenario, Forecast]) -> pd.DataFrame:
-    without_problem, forecast = found
-    return table_of(replace(without_problem, problem=problem), forecast)
 
 
 class _Work:
@@ -241,12 +227,7 @@ class _Work:
         self.cheap, self.progress, self.forecasters = cheap(moments), progress, forecasters
         self.asker = Asker(metric, self.cheap, self._tick, forecasters)
         self.num_asked = 0
-        self.calibrations = {
-            _price(scenario, epsilon): scenario.mechanism.noise_multiplier
-            for scenario in tuned
-            for epsilon in epsilons
-            if _is_calibrated(scenario, epsilon)
-        }
+        self.calibrations: dict[Price, float] = {}
         self.full: dict[str, tuple[Scenario, Forecast]] = {}  # by id
         self.prices: dict[str, TuningPrice] = {}  # by id
         self.tried: list[dict] = []
@@ -362,11 +343,6 @@ class _Work:
         without_problem = [replace(scenario, problem=ELSEWHERE) for scenario in chosen]
         found = self.forecasters.map(_tuning_price, without_problem)
         self.prices |= zip((scenario.id for scenario in chosen), found, strict=True)
-
-    def rows(self) -> pd.DataFrame:
-        """The table of all full forecasts; its epsilons are computed side by side."""
-        found = [(replace(scenario, problem=ELSEWHERE), forecast) for scenario, forecast in self.full.values()]
-        return pd.concat(self.forecasters.map(_table, found), ignore_index=True)
 
     def _by_closeness(self, scenario: Scenario) -> list[float]:
         """The budgets, first the one nearest to what was spent in tuning."""
