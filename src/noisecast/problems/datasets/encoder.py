@@ -1,7 +1,7 @@
 """What the encoders share: how they are written down and read, what they refuse, and rows of norm 1."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import ClassVar, Self
 
 import numpy as np
@@ -13,6 +13,7 @@ from noisecast.problems.datasets.dataset import DataError, Features
 ROWS_AT_ONCE = 1024  # what is made on the way to a matrix is made of so many
 
 
+@dataclass(frozen=True)
 class BaseEncoder:
     """An encoder is a frozen dataclass of JSON values, with `name` in the file and what rows it `takes`."""
 
@@ -21,7 +22,7 @@ class BaseEncoder:
 
     def to_json(self) -> dict:
         """The encoder as a dict that JSON can hold."""
-        return {"encoder": self.name, **asdict(self)}  # type: ignore[arg-type]
+        return {"encoder": self.name, **asdict(self)}
 
     @classmethod
     def from_json(cls, fields: Mapping) -> Self:
