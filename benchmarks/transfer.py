@@ -152,6 +152,10 @@ def tasks(
     forecast: Annotated[bool, Parameter(negative=(), help="Forecast (Moments) instead of trained.")] = False,
 ) -> None:
     """The three rates on tasks, by training or by forecast."""
+    kinds = {kind.name: kind for kind in OPTIMIZERS}
+    for given, known in ((names, TASKS), (optimizers, kinds)):
+        if unknown := set(given.split(",")) - set(known):
+            raise SystemExit(f"Expected names of {', '.join(known)}, got {', '.join(sorted(unknown))}.")
     store.mkdir(parents=True, exist_ok=True)
     answers = []
     for name in names.split(","):
@@ -162,7 +166,7 @@ def tasks(
         console.print(f"{task.name}: {task.num_steps(problem.num_examples):,} steps, {how}; loss {start:.4f} at first")
         runner = Moments() if forecast else Training()
         asked = _Asked(problem, task, runner, store / f"{name}-{runner.name}")
-        for optimizer in (kind for kind in OPTIMIZERS if kind.name in optimizers.split(",")):
+        for optimizer in (kinds[each] for each in optimizers.split(",")):
             for epsilon in map(float, to_epsilon.split(",")):
                 answers.append(asked.answer(optimizer, from_epsilon, epsilon))
                 console.print("  ".join(answers[-1].row()))
