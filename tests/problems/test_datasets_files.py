@@ -17,6 +17,7 @@ from noisecast.problems.datasets import (
     DataError,
     MatrixEncoder,
     ReadOptions,
+    csv_file,
     encoder_from_json,
     load_features,
     load_file,
@@ -148,6 +149,57 @@ def test_many_columns_take_seconds(tmp_path):
     data, _ = load_file(file)
     assert time.process_time() - began < 12
     np.testing.assert_allclose(data.features, values, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "1,2,a\n3,4.5,b\n",
+        " 1,-2e3,a\r\n\r\n+3,.5,b\r\n",
+        '"1",2,"a ""b"", c\nd"\n3,4,\n',
+        "1,2,a\n3,4",  # ragged
+        "1,2,a,b\n",
+        "1,,a\n",
+        "1, ,a\n",
+        "1,x,a\n",
+        "1,nan,a\n",
+        "1,2,a\n-inf,4,b\n",
+        "1,2,a\n1_000,4,b\n",
+        "1,2,a\n\u0663,4,b\n",
+        "1,2,a\n1e39,4,b\n",
+        "1,0x1F,a\n",
+        "",
+        "\n\n",
+    ],
+)
+@pytest.mark.parametrize("text", [None, "label"])
+def test_a_wide_table_is_read_as_a_narrow_one(tmp_path, monkeypatch, rows, text):
+    """Row by row and block by block: the same numbers and texts, or the same sentence."""
+    file = write(tmp_path, "a.csv", "x,y,label\n" + rows)
+
+    def read():
+        table = csv_file.open_csv(file)
+        try:
+            frame = table.frame(["x", "y", "label"], numbers=["x", "y"], dtype=np.float32)
+            return frame.to_dict("list") if text is None else list(table.texts(text))
+        except DataError as error:
+            return str(error)
+
+    narrow = read()
+    monkeypatch.setattr(csv_file, "WIDE", 1)
+    assert read() == narrow
+
+
+def test_a_table_with_more_columns_than_memory_is_kept_for(tmp_path):
+    names = [f"x{j}" for j in range(60_000)]
+    pd.DataFrame([[1.0] * 60_000] * 2, columns=names).to_parquet(parquet := tmp_path / "a.parquet")
+    for file in (
+        write(tmp_path, "a.csv", ",".join(names) + "\n" + ",".join(["1"] * 60_000)),
+        write(tmp_path, "b.csv", "," * 10_000_000 + "\n1,2\n"),
+        parquet,
+    ):
+        with pytest.raises(DataError, match=r"Expected at most 50,000 columns in .*; save so many"):
+            load_file(file)
 
 
 def test_arrow_reads_ahead_in_no_file_of_python(tmp_path, monkeypatch):

@@ -280,6 +280,17 @@ def test_a_feature_with_a_number_beyond_everything(tmp_path, column):
             load_file(tmp_path / "a.npz")
 
 
+def test_two_entries_that_name_millions_of_features(tmp_path):
+    says = "got 50,000,001 features and 2 entries"
+    with pytest.raises(DataError, match=says):
+        load_file(save(tmp_path / "a.svm", b"1 0:1\n0 50000000:1\n"))
+    np.savez(tmp_path / "a.npz", indptr=[0, 1, 2], indices=[0, 50_000_000], data=[1.0, 1.0], y=[0, 1])
+    with pytest.raises(DataError, match=says):
+        load_file(tmp_path / "a.npz")
+    data, _ = load_file(save(tmp_path / "b.svm", b"1 0:1\n0 5000000:1\n"))
+    assert data.features.shape == (2, 5_000_001)
+
+
 @pytest.mark.parametrize("name", ["a.toml", "a.json"])
 @pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000])
 def test_nesting_and_numbers_without_end(tmp_path, name, value):
@@ -405,7 +416,7 @@ def test_a_missing_label_lists_all_columns_there_are(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["npz", "csv", "narrow", "mistaken", "unused", "text", "long"])
+@pytest.mark.parametrize("kind", ["npz", "csv", "narrow", "mistaken", "unused", "text", "long", "wide"])
 def test_memory_is_at_most_twice_the_file(tmp_path, kind):
     suffix = "npz" if kind == "npz" else "csv"
     small, large = tmp_path / f"small.{suffix}", tmp_path / f"large.{suffix}"
@@ -424,6 +435,11 @@ READ_AS = {"text": ("text", ""), "long": ("text", ""), "unused": ("", "columns")
 
 def save_example(path: Path, kind: str, count: int) -> None:
     rng = np.random.default_rng(0)
+    if kind == "wide":  # the same numbers in 20,000 columns, or in 10
+        features = rng.random(size=(max(2, count // 2000), 20_000 if count > 10 else 10), dtype=np.float32)
+        lines = [",".join([*map("{:.6f}".format, row), "ny"[i % 2]]) for i, row in enumerate(features)]
+        path.write_text("\n".join([",".join([*(f"x{j}" for j in range(features.shape[1])), "label"]), *lines]))
+        return
     labels = np.arange(count) % 2
     if kind in ("text", "long"):  # of 300 words; one of them of 17 MiB
         words = np.array([f"word{i}" for i in range(30_000)])

@@ -7,6 +7,8 @@ import pandas as pd
 
 from noisecast.problems.datasets.dataset import DataError, first_repeated, listed
 
+MOST_COLUMNS = 50_000  # of a table: each has a name, and takes memory beside its cells
+
 
 def as_numbers(cells: pd.Series) -> np.ndarray:
     """(n,) float64, NaN where a cell is no number; of floats, themselves."""
@@ -22,11 +24,21 @@ def with_rows(frame: pd.DataFrame, source) -> pd.DataFrame:
     return frame
 
 
-def check_column_names(names: list[str], path) -> None:
-    """Raises: DataError for one that is there twice."""
+def check_columns(names: list[str], path) -> None:
+    """Raises: DataError for a name that is there twice, or too many of them."""
+    if len(names) > MOST_COLUMNS:
+        raise too_wide(len(names), path)
     repeated = first_repeated(names)
     if repeated is not None:
         raise DataError(f"Expected every column of {path} once, got '{repeated}' twice; rename one.")
+
+
+def too_wide(num_columns: int, path) -> DataError:
+    """The sentence for a table with more than MOST_COLUMNS."""
+    return DataError(
+        f"Expected at most {MOST_COLUMNS:,} columns in {path}, got {num_columns:,}; save so many features as a matrix "
+        "(.npz or .svm)."
+    )
 
 
 def no_column(column: str, source, columns: list[str]) -> DataError:

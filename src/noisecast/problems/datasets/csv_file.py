@@ -1,8 +1,9 @@
-"""A CSV file, read block by block: what is kept of it is what is asked for, as numbers or texts."""
+"""A CSV file, read block by block, or row by row where it is wide: what is kept of it is what is asked for."""
 
 import codecs
 import csv
 import io
+import math
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,12 +15,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from noisecast.problems.datasets.columns import check_column_names, no_column, numeric_column
+from noisecast.problems.datasets.columns import MOST_COLUMNS, check_columns, no_column, numeric_column, too_wide
 from noisecast.problems.datasets.contents import file_suffix, not_utf8, opened, unreadable
 from noisecast.problems.datasets.dataset import DataError, listed
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 LONGEST_CELL = 2**20  # characters, of a file with quotes; or an eighth of the file
+WIDE = 1000  # columns: of as many Arrow takes 9 KB each and 30 microseconds a block each, whatever they hold
 # Bytes parsed at a time. A row that is longer needs larger ones; Arrow counts a block's bytes in 32 bits.
 BLOCKS = (2**20, 2**22, 2**24, 3 * 2**23, *(2**k for k in range(25, 31)), 2**31 - 1)
 
@@ -56,8 +58,9 @@ class CsvFile:
         except OSError as error:
             raise unreadable(source, error) from None
         self.columns = [name.strip() for name in self._names]
-        check_column_names(self.columns, source)
+        check_columns(self.columns, source)
         self._known = set(self.columns)
+        self._is_wide = len(self.columns) >= WIDE
 
     def check(self, column: str) -> None:
         """Raises: DataError if there is no such column."""
@@ -79,6 +82,8 @@ class CsvFile:
             self.check(column)
         wanted, numbers = self._known if columns is None else set(columns), set(numbers)  # of which there may be many
         names = [name for name in self._names if name.strip() in wanted]
+        if self._is_wide:
+            return self._wide_frame(list(map(str.strip, names)), numbers, dtype)
         for block_size in BLOCKS:
             try:
                 return self._frame(block_size, names, numbers, dtype)
@@ -89,7 +94,11 @@ class CsvFile:
     def texts(self, column: str) -> Iterator[str]:
         """The cells of a column one by one; none of them is kept. Raises: DataError, also if there is none such."""
         self.check(column)
-        name, given = self._names[self.columns.index(column)], 0
+        place, given = self.columns.index(column), 0
+        if self._is_wide:
+            yield from (cells[place] for cells in self._rows())
+            return
+        name = self._names[place]
         for block_size in BLOCKS:
             try:
                 for cell in islice(_one_by_one(self._blocks(block_size, [name])), given, None):
@@ -116,7 +125,7 @@ class CsvFile:
                     part.append(cells)
             num_rows += block.num_rows
         if not num_rows:
-            raise DataError(f"{self._source} has a header ({listed(self._names)}) but no rows.")
+            raise self._no_rows()
         columns = {
             name: part[:num_rows] if name in numbers else part.array().to_pandas() for name, part in parts.items()
         }
@@ -176,14 +185,68 @@ class CsvFile:
 
     def _refusal(self, error: Exception, ragged: list) -> DataError:
         if ragged:
-            row = ragged[0].number - (0 if self._header else 1)
-            return DataError(
-                f"Row {row} of {self._source} has {ragged[0].actual_columns} cells, expected "
-                f"{ragged[0].expected_columns}; is a quote or a separator missing or unescaped?"
-            )
+            return self._ragged(ragged[0].number - (0 if self._header else 1), ragged[0].actual_columns)
         if "Empty CSV" in str(error):
-            return DataError(f"{self._source} has a header ({listed(self._names)}) but no rows.")
+            return self._no_rows()
         return DataError(f"{self._source} cannot be read as a table: {first_line(error)}")
+
+    def _ragged(self, row: int, num_cells: int) -> DataError:
+        return DataError(
+            f"Row {row} of {self._source} has {num_cells} cells, expected {len(self._names)}; is a quote or a "
+            "separator missing or unescaped?"
+        )
+
+    def _no_rows(self) -> DataError:
+        return DataError(f"{self._source} has a header ({listed(self._names)}) but no rows.")
+
+    def _wide_frame(self, names: list[str], numbers: Collection[str], dtype: Any) -> pd.DataFrame:
+        places = {name: place for place, name in enumerate(self.columns)}
+        wanted = [(name, places[name]) for name in names if name in numbers]
+        matrix = np.empty((self._size // len(self._names) + 2, len(wanted)), dtype)  # as in `_frame`
+        texts, num_rows = {name: [] for name in names if name not in numbers}, 0
+        for num_rows, cells in enumerate(self._rows(), start=1):
+            found = np.array([self._number(cells[place], name, num_rows - 1) for name, place in wanted])
+            with np.errstate(over="ignore"):
+                matrix[num_rows - 1] = found
+            if len(too_large := np.flatnonzero(np.isinf(matrix[num_rows - 1]))):
+                bad = too_large[0]
+                self._held_as(dtype, found[bad : bad + 1], wanted[bad][0], num_rows - 1)
+            for name, kept in texts.items():
+                kept.append(cells[places[name]])
+        if not num_rows:
+            raise self._no_rows()
+        if not wanted:
+            return pd.DataFrame(texts)
+        frame = pd.DataFrame(matrix[:num_rows], columns=[name for name, _ in wanted], copy=False)
+        for name, kept in texts.items():
+            frame.insert(names.index(name), name, kept)
+        return frame
+
+    def _number(self, cell: str, name: str, rows_before: int) -> float:
+        # Of what Python takes for a number, and Arrow and pandas do not, there is 1_000 and other scripts' digits.
+        with suppress(ValueError):
+            value = float(cell)
+            if math.isfinite(value) and "_" not in cell and cell.isascii():
+                return value
+        return float(numeric_column(pd.DataFrame({name: [cell]}), name, self._source, rows_before)[0])
+
+    def _rows(self) -> Iterator[list[str]]:
+        """The cells of one row after the other. Raises: DataError for one that has too many or too few."""
+        self._stream.seek(self._begin)
+        lines = io.TextIOWrapper(self._stream, encoding="utf-8", newline="")
+        before, num_rows = csv.field_size_limit(max(self._size, 1)), 0
+        try:
+            rows = csv.reader(lines, delimiter=self._delimiter)
+            for cells in islice(filter(None, rows), 0 if self._header else 1, None):
+                num_rows += 1
+                if len(cells) != len(self._names):
+                    raise self._ragged(num_rows, len(cells))
+                yield cells
+        except OSError as error:
+            raise unreadable(self._source, error) from None
+        finally:
+            csv.field_size_limit(before)
+            lines.detach()  # else the stream would be closed with it
 
     def _looked_through(self) -> tuple[int, bool]:
         """The place of the first byte that is no mark and ends no line, and whether there is a quote in the file."""
@@ -240,6 +303,10 @@ class CsvFile:
 
     def _first_row(self) -> list[str]:
         self._stream.seek(self._begin)
+        # As Python's strings its names take 60 bytes each: nobody's header is that long.
+        if (num_columns := 1 + _first_line_count(self._stream, self._delimiter)) > 4 * MOST_COLUMNS:
+            raise too_wide(num_columns, self._source)
+        self._stream.seek(self._begin)
         lines = io.TextIOWrapper(self._stream, encoding="utf-8", newline=None)
         try:
             names = next(csv.reader(lines, delimiter=self._delimiter), None)
@@ -254,6 +321,16 @@ class CsvFile:
 
 class _LongRow(Exception):
     """A row is longer than a block."""
+
+
+def _first_line_count(stream: BinaryIO, delimiter: str) -> int:
+    """How many delimiters are in the line that begins here."""
+    count = 0
+    while piece := stream.readline(BLOCKS[0]):
+        count += piece.count(delimiter.encode())
+        if piece.endswith(b"\n"):
+            break
+    return count
 
 
 def _one_by_one(blocks: Iterable[pa.RecordBatch]) -> Iterator[str]:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from noisecast.files import read_arrays
+from noisecast.files import is_bomb, read_arrays
 from noisecast.problems.datasets.columns import column_of, texts_of
 from noisecast.problems.datasets.contents import decode, existing_file, file_suffix, opened, read_bytes
 from noisecast.problems.datasets.csv_file import DELIMITERS, CsvFile, open_csv
@@ -39,6 +39,7 @@ from noisecast.problems.datasets.tables import read_table
 from noisecast.problems.datasets.text_encoder import TextEncoder, TextKind, read_vocabulary
 
 MAX_COLUMNS = 100_000_000
+BYTES_A_COLUMN = 40  # that training takes for each, named in the file or not
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ def _read_svmlight(path) -> tuple[sp.csr_array, np.ndarray]:
     if not is_read:  # The fast reader names no line, so a slow one looks for it.
         stream.seek(0)
         raise DataError(_svmlight_complaint(io.TextIOWrapper(stream, encoding="utf-8", errors="replace"), path))
-    _check_width(matrix.shape[1], path)
+    _check_width(matrix.shape[1], matrix.nnz, path)
     return sp.csr_array(matrix), labels
 
 
@@ -341,7 +342,7 @@ def csr_from_arrays(arrays: dict[str, np.ndarray], path) -> Features:
             f"non-negative integer indices in {path}."
         )
     width = _width(arrays, indices, path)
-    _check_width(width, path)
+    _check_width(width, len(indices), path)
     if indices.size and indices.max() >= width:
         raise DataError(f"Expected indices below {width} (the number of features) in {path}, got {indices.max()}.")
     if values_name == "counts":
@@ -365,11 +366,16 @@ def whole_number(arrays: dict[str, np.ndarray], name: str, path) -> int:
     return int(value.item())
 
 
-def _check_width(width: int, path) -> None:
+def _check_width(width: int, num_entries: int, path) -> None:
     """A few bytes may name any column, and training makes numbers for all columns below it."""
     if width > MAX_COLUMNS:
         raise DataError(
             f"Expected at most {MAX_COLUMNS:,} features in {path}, got {width:,}; number or hash them more densely."
+        )
+    if is_bomb(BYTES_A_COLUMN * width, 8 * num_entries):
+        raise DataError(
+            f"Expected about as many entries as features in {path}, got {width:,} features and {num_entries:,} "
+            "entries; number or hash them more densely."
         )
 
 
