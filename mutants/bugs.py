@@ -17,6 +17,9 @@ LEDGER = "test_a_ledger_counts_every_run"
 BATCHES = "test_batches_are_drawn_as_they_are_accounted"
 RESUMED = "test_a_resumed_run_is_the_run"
 BEFORE = "test_a_ledger_knows_of_a_run_before_its_first_step"
+LATER = "test_later_steps_have_batches_of_their_own"
+RELEASED = "test_files_beside_the_parameters_tell_nothing_of_a_record"
+CIPHER = "test_secure_noise_comes_from_the_cipher_and_nothing_else_says_so"
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,8 @@ BUGS = (
     Bug(
         "the ledger is written after training",
         (BEFORE,),
-        (("release.py", "        if account is not None:\n            _write_down(account, run, scenario)\n", ""),
+        (("release.py",
+          "            if account is not None:\n                _write_down(account, run, scenario)\n", ""),
          ("release.py", "        save(model)\n",
           "        if account is not None:\n            _write_down(account, run, scenario)\n        save(model)\n")),
     ),
@@ -203,5 +207,37 @@ BUGS = (
         (RESUMED,),
         (("release.py", "engine = engines.start([scenario], repeats=[0], root=saved.root)",
           "engine = engines.start([scenario], repeats=[0], root=RandomRoot.from_os_entropy())"),),
+    ),
+    Bug(
+        "the batches of thousands of steps once more",
+        (LATER,),
+        (("engines/row_sparse.py", "drawn = sampler.batches(self._batch_key, step, stop, ",
+          "first = step % STEPS_PER_CHUNK\n            "
+          "drawn = sampler.batches(self._batch_key, first, first + stop - step, "),),
+    ),
+    Bug(
+        "a hash of the examples beside the model",
+        (RELEASED,),
+        (("model_dir.py", "del settings[\"scenario\"]", "settings[\"scenario\"]"),),
+    ),
+    Bug(
+        "one secure stream for all outputs",
+        (CIPHER,),
+        (("engines/row_sparse.py", "    states[13] = lanes.lane\n", ""),),
+    ),
+    Bug(
+        "secure noise, but not the batches",
+        (CIPHER,),
+        (("privacy/sampling.py", "if isinstance(key, SecureKey):", "if False:"),),
+    ),
+    Bug(
+        "a statement of a cipher that was not used",
+        (CIPHER,),
+        (("release.py", "secure_noise=run.root.secure_noise,", "secure_noise=True,"),),
+    ),
+    Bug(
+        "the ledger forgets that records are replaced",
+        (LEDGER,),
+        (("privacy/mechanism.py", "\"adjacency\": str(self.adjacency)}", "\"adjacency\": \"add_or_remove_one\"}"),),
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ import pytest
 from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, bundled, composed_epsilon, linear_model
 from noisecast.cli import main
 from noisecast.cli.ledger_options import account_of
-from noisecast.ledger import Account, PrivacyLedger
+from noisecast.ledger import Account, PrivacyLedger, _composed
 from noisecast.privacy.accounting import epsilon_spent
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.sampling import Shuffled
@@ -116,6 +116,27 @@ def test_entries_survive_and_are_its_owners_alone(ledger):
     again = PrivacyLedger(ledger.path)
     assert [entry.mechanism for entry in again.entries("reviews")] == [MECHANISM]
     assert ledger.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_run_between_replaced_records_is_written_down_at_its_own_price(ledger):
+    mechanism = SampledGaussian(
+        noise_multiplier=16.0, l2_clip_norm=0.5, sampler=Shuffled(64, 25_000), adjacency=Adjacency.REPLACE_ONE
+    )
+    spend(ledger, "a", mechanism, num_steps=391)
+    again = PrivacyLedger(ledger.path)
+    assert again.entries("reviews")[0].mechanism == mechanism
+    expected = epsilon_spent(mechanism, num_steps=391, target_delta=DELTA).epsilon
+    assert again.spent("reviews").epsilon == pytest.approx(expected)
+
+
+def test_a_budget_that_is_exceeded_nevertheless_is_seen_by_check(ledger, monkeypatch):
+    """As by a version that counted less: entries are whole, their sum is too large."""
+    with monkeypatch.context() as patched:
+        patched.setattr("noisecast.ledger._composed", lambda runs, delta, count=_composed: count([], delta))
+        for run in "abcde":
+            spend(ledger, run, num_steps=100_000)
+    [trouble] = PrivacyLedger(ledger.path).check()
+    assert "'reviews' has spent" in trouble and trouble.endswith("more than its 1.")
 
 
 def test_entries_can_neither_be_changed_nor_removed_by_sql(ledger):

@@ -216,3 +216,25 @@ def test_a_resumed_run_is_evaluated_where_it_was_begun_to_be(path, tmp_path):
         models.append(train(asked, checkpoint=copy, resume=True, **asked_now).params)
     np.testing.assert_array_equal(models[1], models[0])
     np.testing.assert_array_equal(models[2], models[0])
+
+
+def test_a_run_that_diverges_leaves_no_secret(path):
+    seen = []
+    with pytest.raises(ValueError, match="diverged"):
+        train(
+            replace(scenario(), optimizer=DPSGD(learning_rate=1e39)),
+            checkpoint=path,
+            watch=lambda moment: seen.append(path.exists()),
+        )
+    assert seen[0] and not path.exists()
+
+
+def test_a_run_can_be_resumed_from_before_its_first_step(path):
+    def killed(moment):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(scenario(), insecure_seed=1, checkpoint=path, watch=killed)
+    assert load_checkpoint(path, scenario=scenario().id).step == 0
+    resumed = train(scenario(), checkpoint=path, resume=True)
+    np.testing.assert_array_equal(resumed.params, train(scenario(), insecure_seed=1).params)

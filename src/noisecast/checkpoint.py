@@ -134,6 +134,8 @@ def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:
             f"Expected a checkpoint at {path}, found none; leave out --resume to start from the beginning."
         )
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError
         stored = read_arrays(io.BytesIO(path.read_bytes()))
         owner = stored["scenario"].tobytes().decode()
         seed = stored["insecure_seed"].reshape(-1).tolist()

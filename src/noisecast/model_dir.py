@@ -4,6 +4,9 @@ parameters.npz   the released parameters
 model.json       how features are made and what the outputs mean
 privacy.json     the guarantee in numbers        PRIVACY.txt   the same in a sentence to quote
 non_private.json losses and accuracies, computed without noise: not covered by the guarantee, not for release
+
+Beside the last, nothing here is a function of the examples but the parameters, and what the encoder and the names of
+the labels were given as public or read off them, which the statement then says.
 """
 
 import io
@@ -77,6 +80,8 @@ def save_model(
         raise ValueError(
             f"Expected a linear model to write, got {problem.name}; save a JAX model's parameters yourself."
         )
+    settings = scenario.columns()
+    del settings["scenario"]  # a hash of the examples, too: with it whoever knows all but one would find that one
     described = {
         "format": FORMAT,
         "model": problem.likelihood.name,
@@ -84,8 +89,7 @@ def save_model(
         "label_names": list(label_names),
         "label_separator": label_separator,
         "encoder": encoder.to_json(),
-        "scenario": {name: _plain(value) for name, value in scenario.columns().items()},
-        "seconds": round(model.seconds, 3),
+        "scenario": {name: _plain(value) for name, value in settings.items()},
     }
     with folder_written_whole(path) as folder:
         _write_json(folder / "model.json", described)

@@ -102,11 +102,18 @@ def train(
     with _stop_requests() as stop_requested, held:
         evaluate_every = -(-scenario.num_steps // num_evaluations) if watch and num_evaluations else 0
         run = _started(scenario, insecure_seed, secure_noise, path, resume, evaluate_every)
-        if account is not None:
-            _write_down(account, run, scenario)
-        began = time.monotonic()
-        _advance_to_the_end(run, scenario, path, watch, stop_requested)
-        model = _finished(run, scenario, unit, also_not_covered, time.monotonic() - began)
+        if path is not None and not resume:
+            run.keep(scenario, path)  # before the budget is spent: from here on nothing that stops the run loses it
+        try:
+            if account is not None:
+                _write_down(account, run, scenario)
+            began = time.monotonic()
+            _advance_to_the_end(run, scenario, path, watch, stop_requested)
+            model = _finished(run, scenario, unit, also_not_covered, time.monotonic() - began)
+        except ValueError:
+            if path is not None and run.engine.step in (0, scenario.num_steps):  # refused or diverged: nothing is left
+                remove_checkpoint(path)
+            raise
         if path is not None:
             run.keep(scenario, path)
         save(model)

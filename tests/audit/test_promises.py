@@ -10,6 +10,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 from dp_accounting import get_epsilon_gaussian
 from scipy import optimize, stats
 
@@ -34,9 +35,10 @@ from noisecast.audit import canary
 from noisecast.audit.white_box import white_box_audit
 from noisecast.checkpoint import Checkpoint, save_checkpoint
 from noisecast.ledger import Account
+from noisecast.model_dir import save_model
 from noisecast.privacy.mechanism import Adjacency
-from noisecast.privacy.noise import RandomRoot
-from noisecast.problems.datasets import Dataset
+from noisecast.privacy.noise import Purpose, RandomRoot, key_for
+from noisecast.problems.datasets import Dataset, MatrixEncoder
 from noisecast.problems.linear import Labelled
 from noisecast.problems.rows import rows_from
 
@@ -185,6 +187,18 @@ def test_batches_are_drawn_as_they_are_accounted(engine, root):
     assert stats.binom.sf(1.1 * q * count, count, q) < FALSE_ALARM  # the check's own control: 10 % would be seen
 
 
+def test_later_steps_have_batches_of_their_own(root, monkeypatch):
+    """Some thousands of steps' are drawn at once; of which steps, decides nothing."""
+    inside, _ = canary.pair(gaussian(Poisson(0.25, 1.0), z=0.01), DPSGD(learning_rate=1.0), "row_sparse", 64)
+    found = []
+    for at_once in (64, 8):
+        monkeypatch.setattr(engines.row_sparse, "STEPS_PER_CHUNK", at_once)
+        run = engines.start([inside], repeats=[0], root=root)
+        run.advance(64)
+        found.append(run.params)
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize("engine", ["row_sparse", "dense"])
 def test_a_resumed_run_is_the_run(engine, root, tmp_path):
     """Other noise for steps that were taken before would be a second release of them."""
@@ -303,6 +317,9 @@ def test_a_ledger_counts_every_run(tmp_path):
     for run in range(1, 4):
         ledger.spend("data", gaussian(FULL, z=4.0), 1, what="a model", run=str(run))
         assert ledger.spent("data").epsilon >= 0.999 * get_epsilon_gaussian(4.0 / math.sqrt(run), 1e-5)
+    ledger.set_budget("other", epsilon=20.0, delta=1e-5)
+    ledger.spend("other", gaussian(FULL, REPLACE, z=4.0), 1, what="a model", run="a")
+    assert ledger.spent("other").epsilon >= 0.999 * get_epsilon_gaussian(2.0, 1e-5)
 
 
 def test_a_release_has_no_seed():
@@ -311,6 +328,47 @@ def test_a_release_has_no_seed():
     one, other = (train(inside).params[1:-1] for _ in range(2))
     # Two draws are the same float32 about once in 10^7; more than one column of them is no chance.
     assert np.count_nonzero(one == other) < 2
+
+
+# --- What is released beside the parameters, and what it says -------------------------------------------------------
+
+
+def dataset(last: float, num_classes: int = 2) -> Dataset:
+    """200 rows of which the last is given; all but a few of 2,000 columns are empty."""
+    rows = np.zeros((200, 2000), np.float32)
+    rows[:, :3] = np.random.default_rng(0).normal(size=(200, 3))
+    rows[-1, 0] = last
+    labels = np.arange(200, dtype=np.int32) % num_classes
+    return Dataset("rows", scipy.sparse.csr_array(rows), labels, tuple(map(str, range(num_classes))))
+
+
+def question(data: Dataset) -> Scenario:
+    mechanism = gaussian(Poisson(0.1, 20.0))
+    return Scenario(problem=linear_model(data), mechanism=mechanism, optimizer=DPSGD(learning_rate=1.0), num_steps=5)
+
+
+def test_files_beside_the_parameters_tell_nothing_of_a_record(tmp_path):
+    found = []
+    for last in (0.25, -0.5):
+        folder, data = tmp_path / str(last), dataset(last)
+        save_model(folder, train(question(data)), encoder=MatrixEncoder(2000), label_names=data.label_names)
+        own = {"parameters.npz", "non_private.json"}
+        found.append({each.name: each.read_text() for each in folder.iterdir() if each.name not in own})
+    assert len(found[0]) == 3 and found[0] == found[1]
+
+
+def test_secure_noise_comes_from_the_cipher_and_nothing_else_says_so(root):
+    secure = RandomRoot(root.secret, None, secure_noise=True)
+    key = key_for(Purpose.BATCHES, "a", root=secure, repeat=0)
+    of_cipher, of_philox = (Poisson(0.1, 20.0).batches(each, 0, 64, 200).indices for each in (key, bytes(key)))
+    assert of_cipher.shape != of_philox.shape or (of_cipher != of_philox).any()
+    assert "ChaCha20" in train(question(dataset(0.0)), secure_noise=True).statement.noise
+    assert "ChaCha20" not in train(question(dataset(0.0))).statement.noise
+    run = engines.start([question(dataset(0.0, num_classes=3))], repeats=[0], root=secure)
+    run.advance(5)
+    outputs = run.params[0, 0].reshape(-1, 3)[3:-1]
+    for r in np.corrcoef(outputs.T)[np.triu_indices(3, 1)]:
+        assert 2 * stats.norm.sf(abs(r) * math.sqrt(len(outputs))) > FALSE_ALARM, f"outputs share noise: r = {r:.2f}"
 
 
 # --- Audits -----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from cli_inputs import ACCOUNT, SCENARIO, TRAIN, rows, with_option
 
 from noisecast.cli import main
+from noisecast.ledger import PrivacyLedger
 
 
 @pytest.fixture
@@ -173,12 +174,42 @@ def test_a_folder_without_permission(folder, refused):
     assert "not permitted" in refused(with_option(TRAIN, "--output", "locked/model"))
 
 
-def test_a_full_disk_while_writing_leaves_nothing(folder, refused, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device", "model/parameters.npz")
+def full(*args, **kwargs):
+    raise OSError(28, "No space left on device", "model/parameters.npz")
 
+
+def test_a_full_disk_while_writing_leaves_nothing(folder, refused, monkeypatch):
+    """Not even a spent budget: the first that is written is a checkpoint."""
+    assert main(["ledger", "budget", "l", "rows", "--epsilon", "50", "--delta", "0.001"]) == 0
     monkeypatch.setattr(np, "savez", full)
-    assert "No space left on device" in refused(TRAIN)
+    said = refused([*TRAIN, "--ledger", "l", "--dataset", "rows"])
+    assert "No space left on device" in said and "--resume" not in said
+    assert PrivacyLedger(folder / "l").entries("rows") == ()
+
+
+def test_what_a_full_disk_has_no_room_for_is_resumed(folder, capsys, monkeypatch):
+    assert main(["ledger", "budget", "l", "rows", "--epsilon", "50", "--delta", "0.001"]) == 0
+    arguments = [*TRAIN, "--ledger", "l", "--dataset", "rows"]
+    with monkeypatch.context() as patched:
+        patched.setattr("noisecast.cli.train.save_model", full)
+        assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "No space left on device; what was trained" in said and "model.checkpoint: make room and go on" in said
+    assert main([*arguments, "--resume"]) == 0
+    assert len(PrivacyLedger(folder / "l").entries("rows")) == 1 and not (folder / "model.checkpoint").exists()
+
+
+def test_a_checkpoint_that_was_left_beside_its_model_is_named(folder, refused):
+    """As by a kill after the one was written, before the other was deleted."""
+    (folder / "model").mkdir()
+    (folder / "model.checkpoint").write_bytes(b"the secret of its noise")
+    assert "Delete model.checkpoint as well: it holds the secret" in refused(TRAIN)
+
+
+def test_a_pipe_in_place_of_a_checkpoint_is_not_waited_for(folder, capsys):
+    os.mkfifo(folder / "model.checkpoint")
+    assert main([*TRAIN, "--resume"]) == 2
+    assert "model.checkpoint is not a readable checkpoint" in capsys.readouterr().err
 
 
 def test_an_unknown_command_names_the_nearest(refused):

@@ -56,3 +56,21 @@ def test_nothing_is_no_group():
     for scenarios, repeats in (([], [0]), ([scenario("dense")], [])):
         with pytest.raises(ValueError, match="a scenario and a repeat at least"):
             engines.start(scenarios, repeats=repeats, root=ROOT)
+
+
+@pytest.mark.parametrize(
+    "engine, at_once", [("row_sparse", {"STEPS_PER_CHUNK": 32}), ("dense", {"DRAWS_PER_CHUNK": 999})]
+)
+def test_steps_have_batches_of_their_own_however_many_are_drawn_at_once(engine, at_once, monkeypatch):
+    """The law tests see the first hundred of thousands of steps: those behind must not be drawn like the first."""
+    asked = dataclasses.replace(scenario(engine), num_steps=200)
+
+    def params():
+        run = engines.start([asked], repeats=[0], root=ROOT)
+        run.advance(200)
+        return run.params
+
+    whole = params()
+    for name, few in at_once.items():
+        monkeypatch.setattr(getattr(engines, engine), name, few)
+    np.testing.assert_allclose(params(), whole, rtol=1e-5)

@@ -1,6 +1,7 @@
 """The mechanism is one object: what changes the noise or the sampling changes the epsilon with it."""
 
 import dataclasses
+import json
 import math
 import pickle
 import subprocess
@@ -101,3 +102,14 @@ def test_importing_privacy_imports_neither_jax_nor_numba_nor_dp_accounting():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("sampler", [Poisson(0.01, 64), FixedSize(64, 6400), Shuffled(64, 6400)])
+def test_what_json_holds_is_the_same_mechanism(sampler, adjacency):
+    try:
+        mechanism = dataclasses.replace(BASE, sampler=sampler, adjacency=adjacency)
+    except ValueError:
+        pytest.skip("not accounted")
+    again = SampledGaussian.from_data(json.loads(json.dumps(mechanism.as_data())))
+    assert again == mechanism and epsilon(again) == epsilon(mechanism)

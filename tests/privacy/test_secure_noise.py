@@ -8,7 +8,18 @@ import pytest
 import scipy.sparse
 from scipy import stats
 
-from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, linear_model
+from noisecast import (
+    DPSGD,
+    DPAdam,
+    DPSignSGD,
+    FixedSize,
+    Poisson,
+    SampledGaussian,
+    Scenario,
+    Shuffled,
+    engines,
+    linear_model,
+)
 from noisecast.engines import _kernels
 from noisecast.engines.dense import DenseRun
 from noisecast.engines.keys import noise_key
@@ -17,9 +28,11 @@ from noisecast.privacy import secure_noise
 from noisecast.privacy.counter_noise import normal_pair
 from noisecast.privacy.noise import Purpose, RandomRoot, SecureKey, key_for, key_words
 from noisecast.problems.datasets import Dataset
+from noisecast.release import train
 
 ROOT = RandomRoot(b"\x07" * 32, None, secure_noise=True)  # a test may know its secret
 SEED = 920_001  # chosen before any result
+POISSON = Poisson.for_batch_size(20, 200)
 
 
 def block(key: bytes, counter: int, nonce: bytes) -> bytes:
@@ -91,7 +104,7 @@ def sparse_problem(num_features: int):
 
 
 def question(optimizer, *, num_features=3000, z=1e4) -> Scenario:
-    mechanism = SampledGaussian(noise_multiplier=z, l2_clip_norm=1e-6, sampler=Poisson.for_batch_size(20, 200))
+    mechanism = SampledGaussian(noise_multiplier=z, l2_clip_norm=1e-6, sampler=POISSON)
     return Scenario(
         problem=sparse_problem(num_features), mechanism=mechanism, optimizer=optimizer, num_steps=700, target_delta=1e-5
     )
@@ -169,3 +182,45 @@ def test_the_fast_generator_is_not_touched(monkeypatch):
     plain = RowSparseRun([scenario], repeats=[0], root=ROOT)
     plain.advance(30)
     assert np.array_equal(run.params, plain.params)
+
+
+@pytest.mark.parametrize("optimizer", [DPSGD(learning_rate=1.0), DPAdam(learning_rate=1.0)])
+@pytest.mark.parametrize("engine", [RowSparseRun, DenseRun])
+def test_outputs_of_one_feature_have_noise_of_their_own(engine, optimizer):
+    rng = np.random.default_rng(SEED)
+    features = scipy.sparse.random(200, 2000, 0.005, format="csr", random_state=rng, dtype=np.float32)
+    data = Dataset("secure", features, rng.integers(0, 3, 200).astype(np.int32), ("a", "b", "c"))
+    scenario = dataclasses.replace(question(optimizer), problem=linear_model(data))
+    run = engine([scenario], repeats=[0], root=ROOT)
+    run.advance(30)
+    correlations = np.corrcoef(run.params.reshape(-1, 3).T)[np.triu_indices(3, 1)]
+    assert np.abs(correlations).max() < 5.5 / np.sqrt(2000)
+
+
+def test_batches_of_a_secure_root_come_from_the_cipher(monkeypatch):
+    """Its generator's words may be anything: whoever draws from Philox fails here, whatever the statement says."""
+
+    def no_philox(*args, **kwargs):
+        raise AssertionError("Philox was asked")
+
+    roots = RandomRoot(b"\x07" * 32, None), ROOT
+    plain, secure = (key_for(Purpose.BATCHES, "a", root=root, repeat=0) for root in roots)
+    monkeypatch.setattr(np.random, "Philox", no_philox)
+    for sampler in (POISSON, FixedSize(20, 200), Shuffled(20, 200)):
+        sampler.batches(secure, 0, 30, 200)
+        with pytest.raises(AssertionError, match="Philox"):
+            sampler.batches(plain, 0, 30, 200)
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_a_released_model_was_drawn_as_its_statement_says(is_secure, monkeypatch):
+    roots = []
+    monkeypatch.setattr(
+        engines,
+        "start",
+        lambda *args, root, start=engines.start, **more: roots.append(root) or start(*args, root=root, **more),
+    )
+    scenario = dataclasses.replace(question(DPSGD(learning_rate=1.0), num_features=200), num_steps=5)
+    model = train(scenario, secure_noise=is_secure)
+    assert [root.secure_noise for root in roots] == [is_secure]
+    assert ("ChaCha20" in model.statement.noise, "ChaCha20" in model.statement.sentence()) == (is_secure, is_secure)

@@ -20,7 +20,7 @@ SETTINGS: tuple[tuple[Sampler, Adjacency, int], ...] = (
     (Poisson(1.0, 2), ADD, 2),
     (Shuffled(2, 2), REPLACE, 2),
     (Poisson(0.5, 2), ADD, 1),
-    (FixedSize(2, 16), REPLACE, 1),
+    (FixedSize(2, 4), REPLACE, 1),
     (Shuffled(2, 4), ADD, 4),
     (Stream(1), ADD, 1),
 )

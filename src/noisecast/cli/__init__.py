@@ -1,7 +1,6 @@
 """The command line: a command parses, calls and prints. One file a command, imported when it is asked for."""
 
 import difflib
-import errno
 import inspect
 import os
 import signal
@@ -87,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        return _complain(_os_sentence(error, arguments))
+        return _complain(_os_sentence(error))
     except ImportError as error:
         missing = _missing_extra(error)
         if missing is None:
@@ -166,12 +165,9 @@ def _usage_sentence(error: CycloptsError) -> str:
     return f"{sentence} See: noisecast {command} --help"
 
 
-def _os_sentence(error: OSError, arguments: Sequence[str]) -> str:
+def _os_sentence(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
-    kept = ""
-    if error.errno == errno.ENOSPC and "train" in arguments[:1]:
-        kept = "; what was trained is in its checkpoint, go on with --resume"
-    return f"{where}{error.strerror or error}; free or choose another place and try again{kept}."
+    return f"{where}{error.strerror or error}; free or choose another place and try again."
 
 
 def _missing_extra(error: BaseException | None) -> str | None:

@@ -34,7 +34,9 @@ def audit(
         int | None, Parameter(converter=whole_number, help="On each of the two data sets. Default: what is cheap.")
     ] = None,
     confidence: Annotated[float, Parameter(help="Of each lower bound.")] = 0.999,
-    insecure_seed: Annotated[int | None, Parameter(help="Makes the audit reproducible.")] = None,
+    insecure_seed: Annotated[
+        int | None, Parameter(converter=whole_number, help="Makes the audit reproducible.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Attack the training engines, and compare the epsilon that an attack proves with the one that is accounted.

@@ -206,6 +206,13 @@ def _trained(
             )
     except Interrupted as interruption:
         raise KeyboardInterrupt(str(interruption)) from None
+    except OSError as error:
+        if not (kept := _checkpoint_of(output)).is_file():
+            raise
+        raise ValueError(
+            f"{error.strerror or error}; what was trained, and the budget it took, is in {kept}: make room and go on "
+            "with --resume."
+        ) from None
 
 
 def _check_noise(insecure_seed: int | None, secure_noise: bool) -> None:
@@ -223,12 +230,17 @@ def _check_places(output: Path, resume: bool) -> None:
     """Before anything is read: hours of training must not end in a place that cannot be written."""
     if not output.name:
         raise ValueError(f"Expected --output to be the name of a new directory, got '{output}'.")
+    checkpoint = _checkpoint_of(output)
     if output.exists():
-        raise ValueError(f"Expected --output to be a new directory, {output} exists; choose another name or remove it.")
+        # Killed between the two, a run leaves both.
+        secret = f" Delete {checkpoint} as well: it holds the secret of that model's noise."
+        raise ValueError(
+            f"Expected --output to be a new directory, {output} exists; choose another name or remove it."
+            + (secret if checkpoint.is_file() else "")
+        )
     reason = why_unwritable(output.absolute())
     if reason is not None:
         raise ValueError(reason)
-    checkpoint = _checkpoint_of(output)
     if checkpoint.exists() and not resume:
         raise ValueError(
             f"{checkpoint} is the checkpoint of an interrupted run; give --resume to go on with it, or delete it."

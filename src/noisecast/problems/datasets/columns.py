@@ -82,7 +82,7 @@ def numeric_column(frame: pd.DataFrame, column: str, source: str, rows_before: i
             f"Expected a number, got '{str(cell)[:40]}' {where}; encode the column as numbers, leave it out by naming "
             "the columns to use, or name the text column if the file's examples are texts."
         ) from None
-    raise DataError(f"Expected a finite number, got {cell} {where}; mend it or leave the row out.")
+    raise DataError(f"Expected a finite number, got {str(cell)[:40]} {where}; mend it or leave the row out.")
 
 
 def texts_of(frame: pd.DataFrame, column: str, source: str) -> Iterator[str]:

@@ -1,0 +1,56 @@
+"""What a model directory tells about the examples: its parameters, and nothing else that noise did not cover."""
+
+import json
+
+import pytest
+from cli_inputs import TRAIN, rows, with_option
+
+from noisecast.cli import main
+
+PUBLIC = ["--label-names", "labels.txt", "--num-examples", "300", "--target-delta", "1e-4", "--learning-rate", "0.5"]
+OF_ONE_RECORD_MORE = {
+    "altered": lambda text: text.replace("yes\n", "no\n", 1),
+    "replaced": lambda text: text[: text.rindex("\n", 0, -1) + 1] + "-0.5000,0.2500,yes\n",
+    "added": lambda text: text + "-0.5000,0.2500,yes\n",
+    "removed": lambda text: text[: text.rindex("\n", 0, -1) + 1],
+}
+
+
+def written(folder, capsys, arguments) -> dict[str, str]:
+    """The files of a model that are for release, but for the parameters, and what the command prints of it."""
+    assert main([*arguments, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    for name in ("seconds", "non_private_metrics"):
+        del printed[name]
+    model = folder / "model"
+    assert {each.name for each in model.iterdir()} == {
+        "parameters.npz", "model.json", "privacy.json", "PRIVACY.txt", "non_private.json"
+    }  # fmt: skip
+    found = {name: (model / name).read_text() for name in ("model.json", "privacy.json", "PRIVACY.txt")}
+    for each in model.iterdir():
+        each.unlink()
+    model.rmdir()
+    return found | {"printed": json.dumps(printed)}
+
+
+@pytest.mark.parametrize("change", OF_ONE_RECORD_MORE)
+@pytest.mark.parametrize("optimizer", ["dp-sgd", "dp-sign-sgd", "dp-adam"])
+def test_a_neighbours_model_comes_with_the_same_files(folder, capsys, change, optimizer):
+    """All that is read of the file is given as public; then a hash of the rows, say, would be seen here."""
+    (folder / "labels.txt").write_text("no\nyes\n")
+    arguments = [*with_option(TRAIN, "--optimizer", optimizer), *PUBLIC]
+    before = written(folder, capsys, arguments)
+    (folder / "data.csv").write_text(OF_ONE_RECORD_MORE[change](rows()))
+    assert written(folder, capsys, arguments) == before
+
+
+def test_a_neighbour_of_texts_comes_with_the_same_files(folder, capsys):
+    (folder / "labels.txt").write_text("no\nyes\n")
+    (folder / "words.txt").write_text("a\nfine\nfilm\ndull\n")
+    lines = ["text,answer", *["a fine film,yes", "a dull film,no"] * 150]
+    arguments = [*with_option(TRAIN, "--bounds"), "--text", "text", "--vocabulary", "words.txt", *PUBLIC]
+    found = []
+    for last in ("a fine film,yes", "something never heard of,no"):
+        (folder / "data.csv").write_text("\n".join([*lines[:-1], last]) + "\n")
+        found.append(written(folder, capsys, arguments))
+    assert found[0] == found[1]
