@@ -44,8 +44,8 @@ def test_what_is_shown_begins_with_the_budget_as_entry_1(folder, capsys):
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
     told = [(line[0], " ".join(line[3:])) for line in words if line and line[0].isdigit()]
     assert [number for number, _ in told] == ["1", "2", "3"]
-    assert [what for _, what in told[::2]] == ["budget: ε = 1.5 at δ = 0.01", "budget: ε = 2 at δ = 0.01"]
-    assert told[1][1].startswith("DP-SGD on logistic")
+    assert [what for _, what in told[::2]] == ["budget at δ = 0.01 1.5", "budget at δ = 0.01 2"]
+    assert told[1][1].startswith("DP-SGD on logistic") and float(told[1][1].split()[-1]) > 0
     assert main(["ledger", "show", "l", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["rows"]
     assert [(each["number"], each["epsilon"]) for each in shown["budgets"]] == [(1, 1.5), (3, 2.0)]

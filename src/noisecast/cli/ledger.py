@@ -9,7 +9,7 @@ from rich.table import Table
 
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
 from noisecast.ledger import BudgetEntry, Entry, PrivacyLedger, check_budget
-from noisecast.privacy.accounting import epsilon_text
+from noisecast.privacy.accounting import epsilon_spent, epsilon_text
 
 
 def ledger(
@@ -77,23 +77,28 @@ def _table(ledger: PrivacyLedger, dataset: str) -> Table:
     )
     caption = f"Composed by {spent.accountant}: less than the sum of the runs' own." if len(runs) > 1 else None
     table = Table(title=title, caption=caption, **TABLE_STYLE)
-    for header in ("entry", "when (UTC)", "what", "noise", "q", "steps"):
+    for header in ("entry", "when (UTC)", "what", "noise", "q", "steps", "ε"):
         table.add_column(header, justify="left" if header in ("when (UTC)", "what") else "right")
     for entry in sorted([*ledger.budgets(dataset), *runs], key=lambda each: each.number):
-        table.add_row(str(entry.number), entry.when[:16].replace("T", " "), *_cells(entry))
+        table.add_row(str(entry.number), entry.when[:16].replace("T", " "), *_cells(entry, budget.delta))
     return table
 
 
-def _cells(entry: Entry | BudgetEntry) -> tuple[str, ...]:
+def _cells(entry: Entry | BudgetEntry, delta: float) -> tuple[str, ...]:
     if isinstance(entry, BudgetEntry):
-        return (f"budget: ε = {entry.budget.epsilon:g} at δ = {entry.budget.delta:g}",)
+        return f"budget at δ = {entry.budget.delta:g}", "", "", "", f"{entry.budget.epsilon:g}"
     mechanism = entry.mechanism
     return (
         escape(entry.what),
         number(mechanism.noise_multiplier, 4),
         number(mechanism.sampling_probability, 3),
         f"{entry.num_steps:,}",
+        epsilon_text(_epsilon_alone(entry, delta)),
     )
+
+
+def _epsilon_alone(entry: Entry, delta: float) -> float:
+    return epsilon_spent(entry.mechanism, num_steps=entry.num_steps, target_delta=delta).epsilon
 
 
 def _as_json(ledger: PrivacyLedger, dataset: str) -> dict[str, Any]:
@@ -107,5 +112,8 @@ def _as_json(ledger: PrivacyLedger, dataset: str) -> dict[str, Any]:
             {"number": each.number, "epsilon": each.budget.epsilon, "delta": each.budget.delta, "when": each.when}
             for each in ledger.budgets(dataset)
         ],
-        "entries": [vars(entry) | {"mechanism": entry.mechanism.as_data()} for entry in ledger.entries(dataset)],
+        "entries": [
+            vars(entry) | {"mechanism": entry.mechanism.as_data(), "epsilon": _epsilon_alone(entry, budget.delta)}
+            for entry in ledger.entries(dataset)
+        ],
     }
