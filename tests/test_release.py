@@ -229,6 +229,11 @@ def test_a_run_that_diverges_leaves_no_secret(path):
     assert seen[0] and not path.exists()
 
 
+def test_a_run_from_a_known_seed_states_no_finite_epsilon(path):
+    assert train(scenario(), insecure_seed=1).statement.epsilon == float("inf")
+    assert train(scenario()).statement.epsilon == scenario().privacy_spent.epsilon < float("inf")
+
+
 def test_a_run_can_be_resumed_from_before_its_first_step(path):
     def killed(moment):
         raise KeyboardInterrupt

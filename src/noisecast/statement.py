@@ -1,5 +1,6 @@
 """The privacy statement of a trained model: what is guaranteed, for whom, by what, and what is not."""
 
+import math
 from dataclasses import asdict, dataclass
 
 from noisecast.privacy.accounting import epsilon_text
@@ -20,7 +21,7 @@ class PrivacyStatement:
     """A guarantee in words and numbers, for exactly the run that was made.
 
     Args:
-      epsilon, target_delta: the guarantee.   accountant: what proves it.
+      epsilon, target_delta: the guarantee; epsilon is infinite where there is none.   accountant: what proves it.
       unit: what one record is.   adjacency: which data sets are neighbours; `neighbours` says it in words.
       sampler: how batches were drawn.
       noise_multiplier, l2_clip_norm, expected_batch_size, num_steps: the mechanism.
@@ -88,7 +89,7 @@ def privacy_statement(
     """The statement of a finished run of `scenario`."""
     spent, mechanism = scenario.privacy_spent, scenario.mechanism
     return PrivacyStatement(
-        epsilon=spent.epsilon,
+        epsilon=math.inf if reproducible else spent.epsilon,  # who knows the seed can take the noise away
         target_delta=scenario.target_delta,
         nominal_epsilon=spent.nominal_epsilon,
         accountant=spent.accountant,
