@@ -35,7 +35,10 @@ class Scenario:
 
     @cached_property
     def id(self) -> str:
-        """Content hash: equal for equal questions, on every machine; 16 hexadecimal digits."""
+        """Content hash: equal for equal questions, on every machine; 16 hexadecimal digits.
+
+        Of the examples, too: whoever knows all but one can find that one by it. Never part of what is released.
+        """
         return fingerprint_of(
             self.problem.fingerprint, repr(self.mechanism), repr(self.optimizer), self.num_steps,
             self.target_delta,

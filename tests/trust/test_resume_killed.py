@@ -56,7 +56,8 @@ class Killed:
         for name in ("run.checkpoint", "last.checkpoint"):
             if (self.folder / name).exists():
                 saved = load_checkpoint(self.folder / name, scenario=self.id)  # whole, always
-                self.seen.add(saved.root.name)
+                if saved.step > 0:  # the first checkpoint is written before the entry, and before any step
+                    self.seen.add(saved.root.name)
                 if name == "run.checkpoint":
                     self.kept.append(saved.step)
         assert self.seen <= set(entries), "a run that took steps is missing in the ledger"
