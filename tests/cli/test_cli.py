@@ -143,7 +143,7 @@ def test_a_trained_model_predicts(folder, capsys):
 
     assert main(["predict", "model", "data.csv", "--label", "answer", "--json"]) == 0
     predicted = json.loads(capsys.readouterr().out)
-    assert len(predicted["predictions"]) == 300 and predicted["accuracy"] > 0.7
+    assert len(predicted["predictions"]) == 300 and predicted["non_private_metrics"]["accuracy"] > 0.7
     assert {row["label"] for row in predicted["predictions"]} == {"yes", "no"}
     assert all(0.5 <= row["probability"] <= 1 for row in predicted["predictions"])
 

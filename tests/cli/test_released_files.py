@@ -54,3 +54,17 @@ def test_a_neighbour_of_texts_comes_with_the_same_files(folder, capsys):
         (folder / "data.csv").write_text("\n".join([*lines[:-1], last]) + "\n")
         found.append(written(folder, capsys, arguments))
     assert found[0] == found[1]
+
+
+def test_what_the_rows_themselves_are_is_told_under_another_name(folder, capsys):
+    (folder / "data.csv").write_text(rows(149))
+    assert main([*with_option(TRAIN, "--output", "m"), "--num-examples", "300", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert not any("is far from" in each for each in said["warnings"])
+    assert any("is far from the file's number of rows" in each for each in said["non_private_warnings"])
+
+
+def test_a_row_that_is_replaced_may_not_move_between_training_and_test(folder, capsys):
+    """By its content a row is held out: fixed-size batches have a guarantee for replaced rows alone."""
+    assert main([*with_option(TRAIN, "--batch-size", "30"), "--sampler", "fixed-size", "--test-fraction", "0.2"]) == 2
+    assert "Expected --test with a guarantee for replaced records" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -186,6 +187,13 @@ def test_a_choice_carries_both_epsilons_and_its_model(run, folder, swept):
     said = json.loads((folder / "model" / "privacy.json").read_text())
     assert said["epsilon"] == chosen["epsilon_of_procedure"]
     assert (folder / "model" / "parameters.npz").exists()
+
+
+def test_a_choice_prints_no_hash_of_the_examples(run, swept):
+    names = set(Store(Path("store")).read()["scenario"])
+    printed = run("select", "store", "--metric", "test_loss", "--price", "compose")
+    said = json.dumps(run("select", "store", "--metric", "test_loss", "--price", "compose", "--json"))
+    assert names and not any(name in printed or name in said for name in names)
 
 
 def test_a_choice_by_training_loss_has_no_guarantee(run, swept):

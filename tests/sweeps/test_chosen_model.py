@@ -44,6 +44,7 @@ def test_the_statement_has_the_procedures_epsilon(store):
     selection = select(store.read(), metric="test_loss", price=Compose(), ledger=store.ledger())
     model = chosen_model(selection, asked(), store)
     assert model.statement.epsilon == selection.epsilon_of_procedure > selection.epsilon_of_run
+    assert "The number of rows" in model.statement.sentence() and "a vocabulary" in model.statement.sentence()
     assert selection.meaning in model.statement.sentence()
     assert "Choosing the hyperparameters" not in model.statement.sentence()
 

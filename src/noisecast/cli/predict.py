@@ -60,7 +60,7 @@ def predict(
         rows = [[{"label": name, "probability": round(p, 6)} for name, p in row] for row in guesses]
         predictions = [{"labels": row} for row in rows] if several else [row[0] for row in rows]
         measured = quality or dict.fromkeys(saved.metric_names)
-        print_json({**measured, "predictions": predictions, "output": output and str(output)})
+        print_json({"non_private_metrics": measured, "predictions": predictions, "output": output and str(output)})
         return
     if output is None:
         print(text, end="")

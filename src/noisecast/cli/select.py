@@ -112,11 +112,10 @@ def _price(name: str | None, reason: str | None, ledger: Ledger | None) -> Price
 
 def _as_json(chosen: Selection) -> dict[str, Any]:
     return {
-        "scenario": chosen.scenario,
         "seed": chosen.seed,
-        "settings": chosen.settings,
+        "settings": _without_id(chosen.settings),
         "metric": chosen.metric,
-        "value": chosen.value,
+        "non_private_value": chosen.value,
         "standard_error": chosen.standard_error,
         "num_seeds": chosen.num_seeds,
         "price": chosen.price.name,
@@ -138,7 +137,12 @@ def best_of_each(ranking: pd.DataFrame) -> pd.DataFrame:
 
 def _plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in rows]
+    return [_without_id({str(name): value for name, value in row.items()}) for row in rows]
+
+
+def _without_id(row: dict[str, Any]) -> dict[str, Any]:
+    """A scenario's id is a hash of the examples, too, and what is printed here is made to be quoted."""
+    return {name: value for name, value in row.items() if name != "scenario"}
 
 
 def _print(chosen: Selection) -> None:
@@ -154,7 +158,7 @@ def _print(chosen: Selection) -> None:
         ("epsilon of one run", f"{epsilon_text(chosen.epsilon_of_run)}   {delta}"),
         ("epsilon of the procedure", f"{epsilon_text(chosen.epsilon_of_procedure)}   {delta}, {chosen.price.name}"),
     ]
-    console.print(facts(rows, title=f"Chosen: {chosen.scenario}" + _seed(chosen)))
+    console.print(facts(rows, title="Chosen" + _seed(chosen)))
     console.print(chosen.meaning)
     if len(chosen.runners_up):
         console.print()

@@ -15,6 +15,7 @@ from noisecast.files import why_unwritable
 from noisecast.ledger import Account
 from noisecast.model_dir import save_model
 from noisecast.privacy.accounting import epsilon_text, warnings_for
+from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.sampling import Poisson
 from noisecast.problems.datasets import (
     Dataset,
@@ -112,6 +113,7 @@ class Plan:
     learning_rate_origin: str
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
+    non_private_warnings: tuple[str, ...]  # of what the rows themselves are
 
 
 def train(
@@ -165,7 +167,7 @@ def train(
     if account is not None and insecure_seed is not None:
         raise ValueError("Expected --ledger or --insecure-seed, got both: a run from a known seed has no guarantee.")
     plan = _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_norm, target_delta, num_examples)
-    warn(plan.warnings)
+    warn((*plan.warnings, *plan.non_private_warnings))
     if not json:
         to_reader().print(_what_will_run(plan))
     model = _trained(plan, output, files.label_separator, resume, insecure_seed, secure_noise, account)
@@ -210,8 +212,8 @@ def _trained(
         if not (kept := _checkpoint_of(output)).is_file():
             raise
         raise ValueError(
-            f"{error.strerror or error}; what was trained, and the budget it took, is in {kept}: make room and go on "
-            "with --resume."
+            f"{error.strerror or error}; what was trained up to the last checkpoint, and the budget it took, is in "
+            f"{kept}: make room and go on with --resume."
         ) from None
 
 
@@ -256,17 +258,23 @@ def _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_no
     delta = target_delta if target_delta is not None else _delta_below_one_over(declared)
     num_steps = options.steps(sampler)
     mechanism = options.mechanism(sampler, num_steps=num_steps, target_delta=delta, l2_clip_norm=l2_clip_norm)
+    if files.test_fraction is not None and mechanism.adjacency is Adjacency.REPLACE_ONE:
+        raise ValueError(
+            "Expected --test with a guarantee for replaced records, got --test-fraction: by its content a row is held "
+            "out or trained on, so replacing one may add or remove another; split the file yourself."
+        )
     problem = linear_model(train, test)
     kind = OPTIMIZER_NAMES[optimizer]
     origin, warnings = "as given", warnings_for(mechanism, target_delta=delta)
+    of_rows = []
     if isinstance(sampler, Poisson) and not 1 / FAR_OFF <= declared / train.num_examples <= FAR_OFF:
         held = number(sampler.sampling_probability * train.num_examples, 2)
-        warnings.append(
+        of_rows.append(
             f"--num-examples {declared:,} is far from the file's number of rows: batches hold {held} examples on "
             f"average, and their sums are divided by {batch_size:g}."
         )
     if files.label_separator is not None and train.labels.shape[1] <= 1:
-        warnings.append(f"No row has more than one label: is '{files.label_separator}' what stands between them?")
+        of_rows.append(f"No row has more than one label: is '{files.label_separator}' what stands between them?")
     if learning_rate is None:
         squared_norm, guess = _squared_feature_norm(encoder)
         m, likelihood = problem.num_outputs, problem.likelihood
@@ -284,7 +292,7 @@ def _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_no
     not_covered = _not_covered(
         train, encoder, public_size=num_examples is not None, public_labels=files.label_names is not None
     )
-    return Plan(scenario, train, test, encoder, origin, not_covered, tuple(warnings))
+    return Plan(scenario, train, test, encoder, origin, not_covered, tuple(warnings), tuple(of_rows))
 
 
 def _delta_below_one_over(num_examples: int) -> float:
@@ -321,7 +329,8 @@ def _not_covered(train: Dataset, encoder: Encoder, *, public_size: bool, public_
     if not public_size:
         sentences.insert(0, f"The number of rows, {train.num_examples:,}, which was treated as public.")
     if isinstance(encoder, MatrixEncoder):
-        sentences.insert(0, f"The number of features, {train.num_features:,}, where it was read off the training file.")
+        features = f"{train.num_features:,}, and whether they are numbered from 0 or 1"
+        sentences.insert(0, f"The number of features, {features}, where that was read off the training file.")
     if isinstance(encoder, TextEncoder) and encoder.vocabulary_is_private:
         words = len(encoder.vocabulary)
         sentences.insert(0, f"The vocabulary of {words:,} words was taken from the training text without noise.")
@@ -371,4 +380,5 @@ def _as_json(plan: Plan, model: TrainedModel, output: Path) -> dict:
         "non_private_metrics": model.non_private_metrics,
         "privacy": model.statement.to_json(),
         "warnings": list(plan.warnings),
+        "non_private_warnings": list(plan.non_private_warnings),
     }

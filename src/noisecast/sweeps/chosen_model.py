@@ -53,7 +53,12 @@ def chosen_model(selection: Selection, questions: Sequence[Question], store: Sto
         nominal_epsilon=None,  # of one run: beside the procedure's it would mislead
         epsilon=selection.epsilon_of_procedure,
         accountant=selection.price.name,
-        not_covered=NOT_COVERED[1:],  # choosing is covered
+        not_covered=(
+            f"The number of rows, {scenario.problem.num_examples:,}, which was treated as public.",
+            "What the sweep took from the rows themselves, if it did: a vocabulary, names of the labels, the number of "
+            "features.",
+            *NOT_COVERED[1:],  # choosing is covered
+        ),
         chosen=selection.meaning,
     )
     return TrainedModel(scenario, run.params[0, 0], metrics, statement, time.monotonic() - began)

@@ -76,12 +76,14 @@ def numeric_column(frame: pd.DataFrame, column: str, source: str, rows_before: i
     if cell is None or cell is pd.NA or not str(cell).strip():
         raise DataError(f"Expected a number, got nothing {where}; fill it in or leave the row out.")
     try:
-        float(cell)
+        is_number = not np.isfinite(float(cell))  # nan and inf are; of a finite one pandas would have made a number
     except (TypeError, ValueError):
+        is_number = False
+    if not is_number:
         raise DataError(
             f"Expected a number, got '{str(cell)[:40]}' {where}; encode the column as numbers, leave it out by naming "
             "the columns to use, or name the text column if the file's examples are texts."
-        ) from None
+        )
     raise DataError(f"Expected a finite number, got {str(cell)[:40]} {where}; mend it or leave the row out.")
 
 

@@ -324,11 +324,12 @@ class _LongRow(Exception):
 
 
 def _first_line_count(stream: BinaryIO, delimiter: str) -> int:
-    """How many delimiters are in the line that begins here."""
+    """How many delimiters are in the line that begins here, ended by \\n or \\r."""
     count = 0
-    while piece := stream.readline(BLOCKS[0]):
-        count += piece.count(delimiter.encode())
-        if piece.endswith(b"\n"):
+    while piece := stream.read(BLOCKS[0]):
+        line = piece.replace(b"\r", b"\n").partition(b"\n")[0]
+        count += line.count(delimiter.encode())
+        if len(line) < len(piece):
             break
     return count
 
