@@ -186,7 +186,7 @@ BUGS = (
         "the ledger is written after training",
         (BEFORE,),
         (("release.py",
-          "            if account is not None:\n                _write_down(account, run, scenario)\n", ""),
+          "                _write_down(account, run, scenario)\n", "                pass\n"),
          ("release.py", "        save(model)\n",
           "        if account is not None:\n            _write_down(account, run, scenario)\n        save(model)\n")),
     ),

@@ -326,6 +326,31 @@ def test_training_writes_itself_down_before_its_first_step(tmp_path):
     assert ledger.spent("iris").epsilon <= ledger.budget("iris").epsilon
 
 
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_what_a_ledger_that_does_not_answer_leaves(tmp_path, monkeypatch, is_begun):
+    """A run that was begun can go on; of one that was refused nothing is left."""
+    ledger, checkpoint = PrivacyLedger(tmp_path / "privacy.ledger", create=True), tmp_path / "checkpoint"
+    ledger.set_budget("iris", epsilon=100.0, delta=DELTA)
+    account = Account(ledger, "iris")
+
+    def stop(moment):
+        raise KeyboardInterrupt
+
+    def locked(*args, **named):
+        raise ValueError("held by another process")
+
+    if is_begun:
+        with pytest.raises(KeyboardInterrupt):
+            train(iris_scenario(), account=account, checkpoint=checkpoint, watch=stop)
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivacyLedger, "spend", locked)
+        with pytest.raises(ValueError, match="held by another"):
+            train(iris_scenario(), account=account, checkpoint=checkpoint, resume=is_begun)
+    assert checkpoint.exists() == is_begun
+    model = train(iris_scenario(), account=account, checkpoint=checkpoint, resume=is_begun)
+    assert np.isfinite(model.params).all() and len(ledger.entries("iris")) == 1
+
+
 def test_a_known_seed_has_no_place_in_a_ledger(tmp_path):
     ledger = PrivacyLedger(tmp_path / "privacy.ledger", create=True)
     ledger.set_budget("iris", epsilon=100.0, delta=DELTA)
@@ -358,6 +383,8 @@ def test_a_killed_run_is_spent_and_its_resumption_is_not_spent_again(tmp_path):
         os.kill(child.pid, kill)
         child.wait()
         assert len(ledger.entries("iris")) == number  # both runs count, though neither released a model
-    assert checkpoint.exists()  # of the second, which was asked to stop and not killed
+        assert checkpoint.exists()
+        if number == 1:
+            checkpoint.unlink()  # given up: a run of its own begins
     model = train(iris_scenario(), account=Account(ledger, "iris"), checkpoint=checkpoint, resume=True)
     assert np.isfinite(model.params).all() and len(ledger.entries("iris")) == 2

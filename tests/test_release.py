@@ -243,3 +243,12 @@ def test_a_run_can_be_resumed_from_before_its_first_step(path):
     assert load_checkpoint(path, scenario=scenario().id).step == 0
     resumed = train(scenario(), checkpoint=path, resume=True)
     np.testing.assert_array_equal(resumed.params, train(scenario(), insecure_seed=1).params)
+
+
+def test_the_checkpoint_of_an_interrupted_run_is_not_written_over(path):
+    with pytest.raises(Interrupted):
+        train(scenario(), checkpoint=path, watch=interrupt)
+    kept = path.read_bytes()
+    with pytest.raises(ValueError, match=r"checkpoint of an interrupted run; resume it, or delete it"):
+        train(scenario(), checkpoint=path)
+    assert path.read_bytes() == kept

@@ -82,6 +82,7 @@ def save_model(
         )
     settings = scenario.columns()
     del settings["scenario"]  # a hash of the examples, too: with it whoever knows all but one would find that one
+    del settings["epsilon"], settings["nominal_epsilon"]  # the statement's: of a known seed there is no guarantee
     described = {
         "format": FORMAT,
         "model": problem.likelihood.name,

@@ -61,6 +61,10 @@ class Interrupted(Exception):
         self.step, self.checkpoint = step, checkpoint
 
 
+class _Diverged(ValueError):
+    """The last parameters are not finite."""
+
+
 def train(
     scenario: Scenario,
     *,
@@ -90,8 +94,9 @@ def train(
       unit, also_not_covered: for the privacy statement.
     Raises:
       Interrupted: on Ctrl-C or SIGTERM, after the checkpoint is written.
-      ValueError: the scenario cannot be trained, the checkpoint is not its own, the account's budget would be
-        exceeded, another process trains from the checkpoint, or the parameters are not finite.
+      ValueError: the scenario cannot be trained, the checkpoint is not its own, or is there and not to be resumed, the
+        account's budget would be exceeded, another process trains from the checkpoint, or the parameters are not
+        finite.
     """
     reason = engines.why_unsupported(scenario)
     if reason is not None:
@@ -104,14 +109,19 @@ def train(
         run = _started(scenario, insecure_seed, secure_noise, path, resume, evaluate_every)
         if path is not None and not resume:
             run.keep(scenario, path)  # before the budget is spent: from here on nothing that stops the run loses it
-        try:
-            if account is not None:
+        if account is not None:
+            try:
                 _write_down(account, run, scenario)
-            began = time.monotonic()
-            _advance_to_the_end(run, scenario, path, watch, stop_requested)
+            except ValueError:
+                if path is not None and not resume:  # refused, and nothing begun
+                    remove_checkpoint(path)
+                raise
+        began = time.monotonic()
+        _advance_to_the_end(run, scenario, path, watch, stop_requested)
+        try:
             model = _finished(run, scenario, unit, also_not_covered, time.monotonic() - began)
-        except ValueError:
-            if path is not None and run.engine.step in (0, scenario.num_steps):  # refused or diverged: nothing is left
+        except _Diverged:
+            if path is not None:  # nobody can go on with it
                 remove_checkpoint(path)
             raise
         if path is not None:
@@ -133,7 +143,7 @@ def _write_down(account: Account, run: "_Run", scenario: Scenario) -> None:
 def _finished(run: "_Run", scenario: Scenario, unit: str, also_not_covered: tuple[str, ...], seconds: float):
     params = run.engine.params[0, 0]
     if not np.isfinite(params).all():
-        raise ValueError(
+        raise _Diverged(
             f"{scenario.optimizer.name} diverged: its parameters are no longer finite. Use a smaller learning_rate "
             f"than {scenario.optimizer.learning_rate:g} (or a smaller l2_clip_norm); the budget of this run is spent."
         )
@@ -163,6 +173,8 @@ def _started(
     if insecure_seed is not None and secure:
         raise ValueError("Expected an insecure seed or secure noise, got both: no cipher hides a seed that is known.")
     if not resume:
+        if path is not None and path.exists():  # its run may have spent a budget
+            raise ValueError(f"{path} is the checkpoint of an interrupted run; resume it, or delete it to start anew.")
         root = RandomRoot.from_os_entropy(secure_noise=secure)
         if insecure_seed is not None:
             root = RandomRoot.from_insecure_seed(insecure_seed)

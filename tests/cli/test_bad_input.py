@@ -194,7 +194,10 @@ def test_what_a_full_disk_has_no_room_for_is_resumed(folder, capsys, monkeypatch
         patched.setattr("noisecast.cli.train.save_model", full)
         assert main(arguments) == 2
     said = capsys.readouterr().err
-    assert "No space left on device; what was trained up to" in said and "model.checkpoint: make room and go on" in said
+    assert (
+        "parameters.npz: No space left on device; what was trained up to" in said
+        and "model.checkpoint: mend that and go on" in said
+    )
     assert main([*arguments, "--resume"]) == 0
     assert len(PrivacyLedger(folder / "l").entries("rows")) == 1 and not (folder / "model.checkpoint").exists()
 

@@ -214,12 +214,13 @@ def test_batches_of_a_secure_root_come_from_the_cipher(monkeypatch):
 
 @pytest.mark.parametrize("is_secure", [False, True])
 def test_a_released_model_was_drawn_as_its_statement_says(is_secure, monkeypatch):
-    roots = []
-    monkeypatch.setattr(
-        engines,
-        "start",
-        lambda *args, root, start=engines.start, **more: roots.append(root) or start(*args, root=root, **more),
-    )
+    roots, start = [], engines.start
+
+    def noted(scenarios, *, root, **more):
+        roots.append(root)
+        return start(scenarios, root=root, **more)
+
+    monkeypatch.setattr(engines, "start", noted)
     scenario = dataclasses.replace(question(DPSGD(learning_rate=1.0), num_features=200), num_steps=5)
     model = train(scenario, secure_noise=is_secure)
     assert [root.secure_noise for root in roots] == [is_secure]

@@ -116,6 +116,13 @@ def test_a_file_beside_the_scenario_is_read(ask, tmp_path, line, sampler, adjace
     assert scenario.mechanism.adjacency == adjacency
 
 
+@pytest.mark.parametrize("line", ['sampler = "fixed-size"\n', 'adjacency = "replace-one"\n'])
+def test_rows_held_out_by_their_content_cannot_be_replaced(ask, line):
+    problem = '[problem]\nkind = "file"\npath = "data.csv"\nlabel = "answer"\ntest_fraction = 0.2\n'
+    [mistake] = mistakes_in(ask, SETTINGS + problem + MECHANISM + line + OPTIMIZERS)
+    assert "Expected [problem] test with a guarantee for replaced records, got test_fraction" in mistake
+
+
 def test_a_target_epsilon_is_calibrated(ask):
     scenario = ask(WHOLE.replace("noise_multiplier = [0.5, 1.0]", "target_epsilon = 2")).scenarios[0]
     assert scenario.privacy_spent.epsilon == pytest.approx(2, rel=0.01) and scenario.privacy_spent.epsilon <= 2

@@ -49,6 +49,21 @@ def test_the_statement_has_the_procedures_epsilon(store):
     assert "Choosing the hyperparameters" not in model.statement.sentence()
 
 
+def test_of_fresh_examples_no_number_is_public(tmp_path):
+    quadratic = nc.quadratic(hessian_diag=np.ones(3), initial_params=np.ones(3), example_noise_std=0.1)
+    mechanism = nc.SampledGaussian(noise_multiplier=2.0, l2_clip_norm=1.0, sampler=nc.Stream(8))
+    scenarios = tuple(
+        nc.Scenario(problem=quadratic, mechanism=mechanism, optimizer=nc.DPSGD(learning_rate=rate), num_steps=20)
+        for rate in (0.01, 0.1)
+    )
+    questions = [Question(scenarios=scenarios, runners=(nc.Training(),), record_at=(), num_seeds=2)]
+    run_sweep(questions, tmp_path / "store", workers=0)
+    store = Store(tmp_path / "store")
+    selection = select(store.read(), metric="loss", price=Compose(), ledger=store.ledger())
+    statement = chosen_model(selection, questions, store).statement
+    assert "number of rows" not in statement.sentence() and selection.meaning in statement.sentence()
+
+
 def test_of_random_trials_the_best_trial_is_released(tmp_path):
     trials = nc.TrialDistribution(nc.TrialKind.GEOMETRIC, 3.0)
     run_sweep(asked_once(), tmp_path / "store", workers=0, trials=trials)

@@ -1,5 +1,6 @@
 """`noisecast ledger`: what was spent on each data set, written down before it was spent."""
 
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
 from noisecast.ledger import BudgetEntry, Entry, PrivacyLedger, check_budget
 from noisecast.privacy.accounting import epsilon_spent, epsilon_text
+from noisecast.privacy.mechanism import SampledGaussian
 
 
 def ledger(
@@ -93,12 +95,13 @@ def _cells(entry: Entry | BudgetEntry, delta: float) -> tuple[str, ...]:
         number(mechanism.noise_multiplier, 4),
         number(mechanism.sampling_probability, 3),
         f"{entry.num_steps:,}",
-        epsilon_text(_epsilon_alone(entry, delta)),
+        epsilon_text(_epsilon_alone(mechanism, entry.num_steps, delta)),
     )
 
 
-def _epsilon_alone(entry: Entry, delta: float) -> float:
-    return epsilon_spent(entry.mechanism, num_steps=entry.num_steps, target_delta=delta).epsilon
+@cache  # the accountant takes a second, and many runs are alike
+def _epsilon_alone(mechanism: SampledGaussian, num_steps: int, delta: float) -> float:
+    return epsilon_spent(mechanism, num_steps=num_steps, target_delta=delta).epsilon
 
 
 def _as_json(ledger: PrivacyLedger, dataset: str) -> dict[str, Any]:
@@ -113,7 +116,11 @@ def _as_json(ledger: PrivacyLedger, dataset: str) -> dict[str, Any]:
             for each in ledger.budgets(dataset)
         ],
         "entries": [
-            vars(entry) | {"mechanism": entry.mechanism.as_data(), "epsilon": _epsilon_alone(entry, budget.delta)}
+            vars(entry)
+            | {
+                "mechanism": entry.mechanism.as_data(),
+                "epsilon": _epsilon_alone(entry.mechanism, entry.num_steps, budget.delta),
+            }
             for entry in ledger.entries(dataset)
         ],
     }

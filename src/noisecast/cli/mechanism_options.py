@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from noisecast.cli.output import whole_number
 from noisecast.privacy.accounting import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
-from noisecast.privacy.sampling import FixedSize, Sampler, Shuffled, sampler_named
+from noisecast.privacy.sampling import Sampler, Shuffled, sampler_named
 
 SamplerName = Literal["poisson", "fixed-size", "shuffled"]
 AdjacencyName = Literal["add-or-remove-one", "replace-one"]
@@ -34,6 +34,12 @@ class MechanismOptions:
         AdjacencyName | None,
         Parameter(help="What one record may change. Default: add-or-remove-one; fixed-size: replace-one."),
     ] = None
+
+    @property
+    def neighbours(self) -> Adjacency:
+        """What was asked for, or the sampler's own."""
+        default = "replace-one" if self.sampler == "fixed-size" else "add-or-remove-one"
+        return Adjacency((self.adjacency or default).replace("-", "_"))
 
     def check(self) -> None:
         """One sentence where an alternative is given twice or not at all: asked before any work."""
@@ -68,12 +74,11 @@ class MechanismOptions:
         self, sampler: Sampler, *, num_steps: int, target_delta: float, l2_clip_norm: float = 1.0
     ) -> SampledGaussian:
         """With the noise given, or the least that keeps to target_epsilon."""
-        default = "replace-one" if isinstance(sampler, FixedSize) else "add-or-remove-one"
         mechanism = SampledGaussian(
             noise_multiplier=self.noise_multiplier or 0.0,
             l2_clip_norm=l2_clip_norm,
             sampler=sampler,
-            adjacency=Adjacency((self.adjacency or default).replace("-", "_")),
+            adjacency=self.neighbours,
         )
         if self.target_epsilon is None:
             return mechanism

@@ -113,17 +113,17 @@ def _price(name: str | None, reason: str | None, ledger: Ledger | None) -> Price
 def _as_json(chosen: Selection) -> dict[str, Any]:
     return {
         "seed": chosen.seed,
-        "settings": _without_id(chosen.settings),
+        "settings": _to_quote(chosen.settings),
         "metric": chosen.metric,
         "non_private_value": chosen.value,
-        "standard_error": chosen.standard_error,
+        "non_private_standard_error": chosen.standard_error,
         "num_seeds": chosen.num_seeds,
         "price": chosen.price.name,
         "epsilon_of_run": chosen.epsilon_of_run,
         "epsilon_of_procedure": chosen.epsilon_of_procedure,
         "target_delta": chosen.target_delta,
-        "best_of_each": _plain_rows(best_of_each(chosen.ranking)),
-        "runners_up": _plain_rows(chosen.runners_up.head(MOST_RUNNERS_UP)),
+        "best_of_each": [_to_quote(row) for row in _plain_rows(best_of_each(chosen.ranking))],
+        "runners_up": [_to_quote(row) for row in _plain_rows(chosen.runners_up.head(MOST_RUNNERS_UP))],
         "sentence": chosen.sentence(),
     }
 
@@ -137,12 +137,13 @@ def best_of_each(ranking: pd.DataFrame) -> pd.DataFrame:
 
 def _plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [_without_id({str(name): value for name, value in row.items()}) for row in rows]
+    return [{str(name): value for name, value in row.items()} for row in rows]
 
 
-def _without_id(row: dict[str, Any]) -> dict[str, Any]:
-    """A scenario's id is a hash of the examples, too, and what is printed here is made to be quoted."""
-    return {name: value for name, value in row.items() if name != "scenario"}
+def _to_quote(row: dict[str, Any]) -> dict[str, Any]:
+    """Without the scenario's id, a hash of the examples, too; what was measured on them is called non-private."""
+    measured = ("value", "standard_error")
+    return {f"non_private_{name}" if name in measured else name: row[name] for name in row if name != "scenario"}
 
 
 def _print(chosen: Selection) -> None:

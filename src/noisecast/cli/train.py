@@ -161,6 +161,11 @@ def train(
     logistic output for each label, which a row may have or not have.
     """
     options.check()
+    if files.test_fraction is not None and options.neighbours is Adjacency.REPLACE_ONE:
+        raise ValueError(
+            "Expected --test with a guarantee for replaced records, got --test-fraction: by its content a row is held "
+            "out or trained on, so replacing one may add or remove another; split the file yourself."
+        )
     _check_noise(insecure_seed, secure_noise)
     _check_places(output, resume)
     account = account_of(ledger, dataset)
@@ -211,9 +216,10 @@ def _trained(
     except OSError as error:
         if not (kept := _checkpoint_of(output)).is_file():
             raise
+        where = f"{error.filename}: " if error.filename else ""
         raise ValueError(
-            f"{error.strerror or error}; what was trained up to the last checkpoint, and the budget it took, is in "
-            f"{kept}: make room and go on with --resume."
+            f"{where}{error.strerror or error}; what was trained up to the last checkpoint, and the budget it took, is "
+            f"in {kept}: mend that and go on with --resume."
         ) from None
 
 
@@ -258,11 +264,6 @@ def _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_no
     delta = target_delta if target_delta is not None else _delta_below_one_over(declared)
     num_steps = options.steps(sampler)
     mechanism = options.mechanism(sampler, num_steps=num_steps, target_delta=delta, l2_clip_norm=l2_clip_norm)
-    if files.test_fraction is not None and mechanism.adjacency is Adjacency.REPLACE_ONE:
-        raise ValueError(
-            "Expected --test with a guarantee for replaced records, got --test-fraction: by its content a row is held "
-            "out or trained on, so replacing one may add or remove another; split the file yourself."
-        )
     problem = linear_model(train, test)
     kind = OPTIMIZER_NAMES[optimizer]
     origin, warnings = "as given", warnings_for(mechanism, target_delta=delta)

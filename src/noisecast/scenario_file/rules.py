@@ -44,6 +44,7 @@ def contradictions(tables: Tables) -> Iterator[str]:
             yield from _synthetic_contradictions(tables, where, problem)
         for _, mechanism in _dicts("mechanism", tables):
             yield from _sampler_mismatches(problem, mechanism)
+            yield from _rows_that_move(where, problem, mechanism)
     for where, optimizer in _dicts("optimizer", tables):
         yield from _settings_of_other_optimizers(where, optimizer)
     yield from _draws_without_ranges(tables) if "draws" in tables else _ranges_without_draws(tables)
@@ -118,6 +119,16 @@ def _sampler_mismatches(problem: dict, mechanism: dict) -> Iterator[str]:
         use = "stream" if fresh else "poisson, fixed-size or shuffled"
         means = "fresh examples at every step" if fresh else "the rows of a data set"
         yield f"Expected [mechanism] sampler {use}, since a {kind} problem has {means}, got {sampler}."
+
+
+def _rows_that_move(where: str, problem: dict, mechanism: dict) -> Iterator[str]:
+    sampler, adjacency = mechanism.get("sampler"), mechanism.get("adjacency")
+    replaced = adjacency == "replace-one" or (adjacency is None and sampler == "fixed-size")
+    if problem.get("kind") == "file" and "test_fraction" in problem and replaced:
+        yield (
+            f"Expected {where}test with a guarantee for replaced records, got test_fraction: by its content a row is "
+            "held out or trained on, so replacing one may add or remove another; split the file yourself."
+        )
 
 
 def _settings_of_other_optimizers(where: str, optimizer: dict) -> Iterator[str]:

@@ -53,15 +53,20 @@ def chosen_model(selection: Selection, questions: Sequence[Question], store: Sto
         nominal_epsilon=None,  # of one run: beside the procedure's it would mislead
         epsilon=selection.epsilon_of_procedure,
         accountant=selection.price.name,
-        not_covered=(
-            f"The number of rows, {scenario.problem.num_examples:,}, which was treated as public.",
-            "What the sweep took from the rows themselves, if it did: a vocabulary, names of the labels, the number of "
-            "features.",
-            *NOT_COVERED[1:],  # choosing is covered
-        ),
+        not_covered=(*_treated_as_public(scenario), *NOT_COVERED[1:]),  # choosing is covered
         chosen=selection.meaning,
     )
     return TrainedModel(scenario, run.params[0, 0], metrics, statement, time.monotonic() - began)
+
+
+def _treated_as_public(scenario: Scenario) -> tuple[str, ...]:
+    if scenario.problem.num_examples is None:  # of a population: there are no rows
+        return ()
+    return (
+        f"The number of rows, {scenario.problem.num_examples:,}, which was treated as public.",
+        "What the sweep took from the rows themselves, if it did: a vocabulary, names of the labels, the number of "
+        "features.",
+    )
 
 
 def _asked(selection: Selection, questions: Sequence[Question]) -> tuple[Question, Scenario]:

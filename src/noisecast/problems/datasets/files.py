@@ -374,8 +374,8 @@ def _check_width(width: int, num_entries: int, path) -> None:
         )
     if is_bomb(BYTES_A_COLUMN * width, 8 * num_entries):
         raise DataError(
-            f"Expected about as many entries as features in {path}, got {width:,} features and {num_entries:,} "
-            "entries; number or hash them more densely."
+            f"Expected an entry for every 40 features at least in {path}, got {width:,} features and "
+            f"{num_entries:,} entries; number or hash them more densely."
         )
 
 
