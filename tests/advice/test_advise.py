@@ -176,11 +176,12 @@ def test_what_is_extrapolated_or_diverged_is_never_preferred_silently():
     good, tempting = prediction(0.5), prediction(0.3, EXTRAPOLATED, DPAdam(learning_rate=0.1))
     lost = prediction(math.inf, DIVERGED, DPSignSGD(learning_rate=0.1))
     work.price([each.scenario for each in (good, tempting, lost)])
-    found = advising._recommended(1.0, [tempting, lost, good], work)
+    untrained = prediction(0.7).outcome
+    found = advising._recommended(1.0, [tempting, lost, good], work.prices, untrained)
     assert found.chosen is good and "1 better forecast" in found.confidence
-    alone = advising._recommended(1.0, [tempting, lost], work)
+    alone = advising._recommended(1.0, [tempting, lost], work.prices, untrained)
     assert alone.chosen is tempting and "extrapolated: check it by training" in alone.confidence
-    nothing = advising._recommended(1.0, [lost], work)
+    nothing = advising._recommended(1.0, [lost], work.prices, untrained)
     assert "every forecast diverges" in nothing.confidence
 
 

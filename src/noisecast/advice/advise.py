@@ -99,7 +99,7 @@ def advise(
     * re-tuned with other batches: other batch size and number of steps, where they gain 1 % more; never more example
       gradients (B T) than the tuned run.
 
-    The search asks cheap forecasts (at most 2,000 examples, 30 features, 8 time steps) and starts each budget at the
+    The search asks cheap forecasts (at most 2,000 examples, 30 features, 6 time steps) and starts each budget at the
     nearest one; what is shown and compared in the end are full forecasts. What diverges or is extrapolated is never
     preferred to what is not, and said where it is all there is.
 
@@ -136,7 +136,8 @@ def advise(
                 ways["re-tuned, other batches"] = work.other_batches(found)
         shown = work.shown(ways)
         work.price([_choice(shown[epsilon])[0].scenario for epsilon in epsilons])
-    recommendations = tuple(_recommended(epsilon, shown[epsilon], work) for epsilon in epsilons)
+        untrained = work.untrained()
+    recommendations = tuple(_recommended(epsilon, shown[epsilon], work.prices, untrained) for epsilon in epsilons)
     progress(1.0)
     return Advice(
         recommendations=recommendations,
@@ -231,8 +232,6 @@ class _Work:
         self.full: dict[str, tuple[Scenario, Forecast]] = {}  # by id
         self.prices: dict[str, TuningPrice] = {}  # by id
         self.tried: list[dict] = []
-        start = self.cheap.forecast(tuned[0], [0])
-        self.untrained = replace(Outcome.of(start, metric), value=float(start.metrics[metric][0]), status=OK)
 
     def calibrated(self, scenario: Scenario, epsilon: float) -> Scenario:
         """The least noise whose epsilon stays within the budget."""
@@ -338,6 +337,11 @@ class _Work:
             for epsilon in self.epsilons
         }
 
+    def untrained(self) -> Outcome:
+        """Where every optimizer starts."""
+        [start] = self.forecasters(self.cheap, self.tuned[:1], [0])
+        return replace(Outcome.of(start, self.metric), value=float(start.metrics[self.metric][0]), status=OK)
+
     def price(self, chosen: Sequence[Scenario]) -> None:
         """What choosing them by trained runs would have cost, side by side."""
         without_problem = [replace(scenario, problem=ELSEWHERE) for scenario in chosen]
@@ -366,7 +370,9 @@ def _choice(predictions: Sequence[Prediction]) -> tuple[Prediction, tuple[Predic
     return min(by_optimizer, key=_order), by_optimizer
 
 
-def _recommended(epsilon: float, predictions: Sequence[Prediction], work: _Work) -> Recommendation:
+def _recommended(
+    epsilon: float, predictions: Sequence[Prediction], prices: dict[str, TuningPrice], untrained: Outcome
+) -> Recommendation:
     chosen, by_optimizer = _choice(predictions)
     kept = tuple(each for each in predictions if each.how == "kept")
     others = [each for each in by_optimizer if each is not chosen]
@@ -376,8 +382,8 @@ def _recommended(epsilon: float, predictions: Sequence[Prediction], work: _Work)
         chosen=chosen,
         by_optimizer=by_optimizer,
         kept=kept,
-        price=work.prices[chosen.scenario.id],
-        reason=reason_for(chosen, others, best_kept, work.untrained),
+        price=prices[chosen.scenario.id],
+        reason=reason_for(chosen, others, best_kept, untrained),
         confidence=confidence_in(chosen, others, _passed_over(chosen, predictions)),
     )
 

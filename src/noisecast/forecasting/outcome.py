@@ -89,7 +89,7 @@ def cheap(moments: Moments) -> Moments:
     return replace(
         moments,
         full_covariance_features=min(moments.full_covariance_features, 30),
-        time_steps=min(moments.time_steps, 8),
+        time_steps=min(moments.time_steps, 6),
         subsample=min(moments.subsample or 2000, 2000),
     )
 

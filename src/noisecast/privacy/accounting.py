@@ -207,16 +207,20 @@ def calibrate_noise_multiplier(
         candidate = mechanism.with_noise_multiplier(z)
         return epsilon_spent(candidate, num_steps=num_steps, target_delta=target_delta).epsilon
 
+    too_little = [0.0]  # noise: with it, and by monotonicity with less, the budget is exceeded
+
     @cache
     def excess(log_z: float) -> float:
         ratio = epsilon(math.exp(log_z)) / target_epsilon
+        if ratio > 1:
+            too_little.append(math.exp(log_z))
         return math.log(min(max(ratio, 1e-3), 1e12))  # epsilon may be 0, or infinite
 
     start = _log_multiplier_by_rdp(mechanism, target_epsilon, target_delta, num_steps)
     z = _round_up_to_four_digits(math.exp(_zero_of(excess, start, target_epsilon)))
     while epsilon(z) > target_epsilon:  # the private side, whatever the search did
         z = _round_up_to_four_digits(z * 1.0005)
-    while epsilon(0.99 * z) <= target_epsilon:
+    while 0.99 * z > max(too_little) and epsilon(0.99 * z) <= target_epsilon:
         z = 0.99 * z
     return mechanism.with_noise_multiplier(z)
 

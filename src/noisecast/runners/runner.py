@@ -51,16 +51,19 @@ def rows(
     """Records as rows of the table; `repeats` is None for a deterministic runner, whose arrays are (1, scenarios)."""
     columns = pd.DataFrame([scenario.columns() for scenario in scenarios])
     seeds = [None] if repeats is None else list(repeats)
-    frames = []
-    for step, metrics in records:
-        for metric, values in metrics.items():
-            frame = columns.loc[np.tile(np.arange(len(scenarios)), len(seeds))].reset_index(drop=True)
-            frame["runner"], frame["step"], frame["metric"] = runner, step, metric
-            frame["seed"] = pd.array([seed for seed in seeds for _ in scenarios], dtype="Int64")
-            frame["value"] = np.asarray(values, np.float64).ravel()
-            frame["status"] = np.where(np.isfinite(frame["value"]), OK, DIVERGED)
-            frames.append(frame)
-    return table_from(pd.concat(frames, ignore_index=True))
+    steps, names, arrays = zip(*((step, *item) for step, metrics in records for item in metrics.items()))
+    each = len(seeds) * len(scenarios)  # rows of one metric at one step
+    values = np.concatenate([np.asarray(array, np.float64).ravel() for array in arrays])
+    measured = {
+        "runner": runner,
+        "step": np.repeat(steps, each),
+        "metric": np.repeat(np.array(names, object), each),
+        "seed": pd.array([seed for seed in seeds for _ in scenarios] * len(names), dtype="Int64"),
+        "value": values,
+        "status": np.where(np.isfinite(values), OK, DIVERGED),
+    }
+    places = np.tile(np.arange(len(scenarios)), len(seeds) * len(names))
+    return table_from(columns.iloc[places].reset_index(drop=True).assign(**measured))
 
 
 def groups_of(scenarios: Sequence[Scenario], key: Callable[[Scenario], tuple]) -> list[list[Scenario]]:

@@ -11,8 +11,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy import special, stats
-from scipy.stats import qmc
+from scipy import special
 
 from noisecast.theory.gaussian import (
     _checked_degrees_of_freedom,
@@ -137,12 +136,13 @@ def low_dimension_clipping_expectations(
     if num_params > 1:
         typical = np.sqrt(num_params - 1.0)
         edges = np.linspace(max(0.0, typical - 7.0), typical + 7.0, num_rho + 1)
-        weight_rho = np.diff(stats.chi(num_params - 1).cdf(edges))
+        weight_rho = np.diff(special.gammainc((num_params - 1) / 2, edges**2 / 2))  # of chi
         rho = (edges[1:] + edges[:-1]) / 2
     scales = np.array([example_noise_std])
     if np.isfinite(degrees_of_freedom):
         levels = (np.arange(64) + 0.5) / 64
-        scales = example_noise_std * np.sqrt(degrees_of_freedom / stats.chi2(degrees_of_freedom).ppf(levels))
+        chi2 = 2 * special.gammaincinv(degrees_of_freedom / 2, levels)
+        scales = example_noise_std * np.sqrt(degrees_of_freedom / chi2)
     weight = (weight_z[:, None] * weight_rho) / (weight_z.sum() * weight_rho.sum()) / (2 * len(scales))
     along, across = z[:, None], rho
     results = []
@@ -348,6 +348,8 @@ def _chi2_batches(nu: float, batch_size: int) -> tuple[np.ndarray, float]:
     else:
         count = 2 ** int(np.clip(round(math.log2(2**18 / draws)), 8, 12))
         shift = np.modf((np.arange(1, draws + 1)) * (math.sqrt(5) - 1) / 2)[0]
+        from scipy.stats import qmc  # half a second to import, for this alone
+
         points = qmc.Sobol(draws, scramble=False).random(count) + shift
         uniform = np.clip(np.modf(points)[0], 0.25 / count, 1 - 0.25 / count)
     batches = 2 * special.gammaincinv(nu / 2, uniform)
