@@ -11,11 +11,12 @@ import pytest
 import scipy.sparse as sp
 
 sys.path.append(str(Path(__file__).parents[1]))
-from benchmarks import stand_in, transfer
+from benchmarks import advice_data, stand_in, transfer
 from benchmarks.transfer import Loss, Quadratic, search
 from noisecast import DPSGD, DPSignSGD
 from noisecast.estimators import DPLogisticRegression
 from noisecast.problems.datasets import bundled
+from noisecast.scenario_file import read_scenario_file
 
 # --- transfer ---------------------------------------------------------------------------------------------------------
 
@@ -137,3 +138,19 @@ def test_opacus_trains_the_example_and_repeats_itself():
         opacus_digits._trained(train, contestant, 1.0, mechanism, num_steps, seed=0) for num_steps in (12, 48, 12)
     )
     assert short == again and long < 0.7 * short < math.log(10)
+
+
+# --- advice -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_data_behind_the_regrets_can_be_asked_about(tmp_path, capsys):
+    posts = tmp_path / "posts.csv"
+    lines = [f"how to do {i},{'c#|net' if i % 2 else 'javascript'}\n" for i in range(200)]
+    posts.write_text("title,tags\n" + "".join(lines) + "a snake,python\n", encoding="utf-8")
+    advice_data.titles(tmp_path, posts=posts)
+    advice_data.heavy_tails(tmp_path)
+    assert "200 rows" in capsys.readouterr().out
+    for name, rows in (("titles", 200), ("heavy", 9000)):
+        tuned = read_scenario_file(tmp_path / f"{name}.toml").scenarios
+        assert [s.optimizer.name for s in tuned] == ["DP-SGD", "DP-SignSGD", "DP-Adam"]
+        assert tuned[0].problem.num_examples == rows and 7.9 < tuned[0].privacy_spent.epsilon <= 8
