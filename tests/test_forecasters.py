@@ -1,12 +1,13 @@
 """Forecasts by processes beside this one: the same numbers, whatever becomes of the processes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from noisecast import DPSGD, DPAdam, Poisson, SampledGaussian, Scenario, bundled, linear_model
 from noisecast.forecasting import forecasters
 from noisecast.forecasting.forecasters import Forecasters
-from noisecast.forecasting.outcome import forecasts
 from noisecast.optimizers import with_learning_rate
 from noisecast.runners import Moments
 
@@ -34,7 +35,7 @@ def losses(found):
 def test_processes_give_the_same_numbers_in_the_same_order_and_may_be_killed(monkeypatch):
     monkeypatch.setattr(forecasters, "WORTH_PROCESSES", 1)
     scenarios = asked()
-    here = losses(forecasts(FEW, scenarios, [10]))
+    here = losses(FEW.forecasts(scenarios, [10]))
     assert len(set(here[:, -1])) == len(scenarios)
     with Forecasters(PROBLEM) as ask:
         assert ask.num_processes > 0
@@ -43,6 +44,12 @@ def test_processes_give_the_same_numbers_in_the_same_order_and_may_be_killed(mon
             process.kill()
         assert losses(ask(FEW, scenarios, [10])) == pytest.approx(here, rel=1e-12)
     assert not any(process.is_alive for process in ask._processes)
+
+
+def test_each_ends_at_its_own_last_step():
+    scenarios = [replace(asked()[0], num_steps=num_steps) for num_steps in (50, 20, 10)]
+    found = list(Forecasters(PROBLEM)(FEW, scenarios, [15]))
+    assert [forecast.steps.tolist() for forecast in found] == [[15, 50], [15, 20], [10]]
 
 
 def test_what_a_forecast_raises_is_raised_where_it_was_asked(monkeypatch):

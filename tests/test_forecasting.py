@@ -26,7 +26,7 @@ from noisecast import (
     linear_model,
     quadratic,
 )
-from noisecast.forecasting import Outcome, best, outcome
+from noisecast.forecasting import Outcome
 from noisecast.runners import Moments, Training
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.table import DIVERGED, EXTRAPOLATED, OK
@@ -49,8 +49,7 @@ def landscape(monkeypatch):
                 steps = np.array([scenario.num_steps])
                 yield Forecast(steps, {metric: np.array([found])}, np.array([beyond]), 0.0, ())
 
-        for module in (outcome, best):
-            monkeypatch.setattr(module, "forecasts", forecasts)
+        monkeypatch.setattr(Moments, "forecasts", forecasts)
 
     return pretend
 

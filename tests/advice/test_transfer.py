@@ -221,7 +221,7 @@ def test_regret_against_the_best_forecast_on_a_logistic_problem(optimizer_name, 
     DP-SGD kept unchanged loses more than ten times as much, so the test sees a transfer that does nothing.
     """
     import noisecast as nc
-    from noisecast.forecasting.outcome import Outcome, forecasts
+    from noisecast.forecasting.outcome import Outcome
 
     problem = nc.linear_model(*nc.bundled("breast_cancer"))
     optimizer = getattr(nc, optimizer_name)
@@ -237,7 +237,7 @@ def test_regret_against_the_best_forecast_on_a_logistic_problem(optimizer_name, 
     def losses(at: SampledGaussian, rates) -> np.ndarray:
         base = nc.Scenario(problem=problem, mechanism=at, optimizer=optimizer(learning_rate=1.0), num_steps=500)
         scenarios = [replace(base, optimizer=optimizer(learning_rate=float(rate))) for rate in rates]
-        return np.array([Outcome.of(found).value for found in forecasts(nc.Moments(), scenarios, [])])
+        return np.array([Outcome.of(found).value for found in nc.Moments().forecasts(scenarios, [])])
 
     tuned = float(grid[np.nanargmin(losses(eight, grid))])
     moved = transfer(

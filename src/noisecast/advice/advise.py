@@ -249,14 +249,10 @@ class _Work:
             self.calibrations |= zip(prices, self.forecasters.map(_noise_multiplier, prices), strict=True)
 
     def ask(self, scenarios: list[Scenario]) -> list[Outcome]:
-        """Cheaply, those of one horizon together."""
-        known: dict[int, Outcome] = {}
-        for num_steps in dict.fromkeys(scenario.num_steps for scenario in scenarios):
-            places = [place for place, scenario in enumerate(scenarios) if scenario.num_steps == num_steps]
-            known |= zip(places, self.asker([scenarios[place] for place in places]), strict=True)
-        for place, scenario in enumerate(scenarios):
-            self.tried.append(_cell(scenario, known[place]))
-        return [known[place] for place in range(len(scenarios))]
+        """Cheaply."""
+        outcomes = self.asker(scenarios)
+        self.tried += [_cell(*pair) for pair in zip(scenarios, outcomes, strict=True)]
+        return outcomes
 
     def kept(self, optimizers: Sequence[type]) -> dict[float, list[Scenario]]:
         """The tuned settings at every budget's noise."""
@@ -321,13 +317,12 @@ class _Work:
         return better
 
     def shown(self, ways: Ways) -> dict[float, list[Prediction]]:
-        """Full forecasts of what was found, those of one horizon together."""
+        """Full forecasts of what was found."""
         wanted = {each.id: each for way in ways.values() for scenarios in way.values() for each in scenarios}
-        for num_steps in dict.fromkeys(scenario.num_steps for scenario in wanted.values()):
-            group = [scenario for scenario in wanted.values() if scenario.num_steps == num_steps]
-            for scenario, forecast in zip(group, self.forecasters(self.moments, group, []), strict=True):
-                self.full[scenario.id] = scenario, forecast
-                self.progress(min(0.99, 0.5 + 0.5 * len(self.full) / len(wanted)))
+        asked = list(wanted.values())
+        for scenario, forecast in zip(asked, self.forecasters(self.moments, asked, []), strict=True):
+            self.full[scenario.id] = scenario, forecast
+            self.progress(min(0.99, 0.5 + 0.5 * len(self.full) / len(wanted)))
         return {
             epsilon: [
                 Prediction.of(scenario, how, self.full[scenario.id][1], self.metric)

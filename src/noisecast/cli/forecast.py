@@ -18,7 +18,7 @@ from noisecast.cli.answer import check_places, write
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn, whole_number
 from noisecast.cli.progress import share_progress
 from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, forecast_crossing
-from noisecast.forecasting.outcome import Outcome, forecasts
+from noisecast.forecasting.outcome import Outcome
 from noisecast.optimizers import Optimizer, with_learning_rate
 from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.question import Question
@@ -98,7 +98,7 @@ def forecast(
         able, tried, notes = _best(able, moments)
     with share_progress("Forecasting") as progress:
         found: list[Forecast] = []
-        for each_forecast in forecasts(moments, able, record_at):
+        for each_forecast in moments.forecasts(able, record_at):
             found.append(each_forecast)
             progress(len(found) / len(able))
     write(pd.concat([table_of(*pair) for pair in zip(able, found, strict=True)]), output, figure)

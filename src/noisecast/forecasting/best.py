@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from noisecast.forecasting.outcome import Asker, Outcome, Range, cheap, forecasts
+from noisecast.forecasting.outcome import Asker, Outcome, Range, cheap
 from noisecast.optimizers import Optimizer, with_learning_rate
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.problems.problem import Problem
@@ -295,7 +295,7 @@ class _Search:
         ]
         scenario = self._scenario_at(best)
         asker = self.askers["full"]
-        outcome = Outcome.of(next(forecasts(asker.moments, [scenario], [])), asker.metric)  # with what a subsample adds
+        outcome = Outcome.of(next(asker.moments.forecasts([scenario], [])), asker.metric)  # with what a subsample adds
         reasons = tuple(dict.fromkeys((*self.reasons, *outcome.reasons)))
         return BestForecast(scenario, outcome, pd.DataFrame(cells), reasons)
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from noisecast.forecasting.outcome import forecasts
 from noisecast.problems.problem import Problem
 from noisecast.runners.moments import Moments
 from noisecast.runners.moments.forecast import Forecast
@@ -25,7 +24,7 @@ Answer = TypeVar("Answer")
 
 
 class Forecasters:
-    """`forecasting.outcome.forecasts` for hundreds of forecasts of one problem; the same numbers.
+    """`Moments.forecasts` for hundreds of forecasts of one problem; the same numbers.
 
     A forecast of few examples is many small pieces of linear algebra, and between them Python lets one thread run at a
     time: two threads are no faster than one, two processes are twice as fast. They start in the background, and what a
@@ -61,9 +60,9 @@ class Forecasters:
             process.kill()
 
     def __call__(self, moments: Moments, scenarios: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
-        """Of scenarios that share a horizon, in their order, as they are done."""
+        """In their order, as they are done."""
         if not self._processes:
-            yield from forecasts(moments, scenarios, record_at)
+            yield from moments.forecasts(scenarios, record_at)
             return
         without_problem = [replace(scenario, problem=ELSEWHERE) for scenario in scenarios]
         yield from self.map(partial(_forecast, moments, tuple(record_at)), without_problem)
@@ -97,7 +96,7 @@ ELSEWHERE: Any = None  # a scenario's problem is in the process already
 
 
 def _forecast(moments: Moments, record_at: Sequence[int], problem: Problem, without_problem: Scenario) -> Forecast:
-    return next(forecasts(moments, [replace(without_problem, problem=problem)], record_at))
+    return next(moments.forecasts([replace(without_problem, problem=problem)], record_at))
 
 
 def _prepared(problem: Problem) -> Callable[[Any], Any]:

@@ -79,11 +79,6 @@ class Outcome:
         return (other_value - value) / abs(value)
 
 
-def forecasts(moments: Moments, scenarios: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
-    """Of scenarios on one problem that share a horizon, several at a time."""
-    return moments.forecasts(scenarios, sorted({*record_at, scenarios[0].num_steps}))
-
-
 def cheap(moments: Moments) -> Moments:
     """Few examples, features and time steps: enough to see where a minimum lies, at a tenth of the cost."""
     return replace(
@@ -110,7 +105,7 @@ class Asker:
 
     def __call__(self, scenarios: Sequence[Scenario]) -> list[Outcome]:
         outcomes = []
-        ask = self.forecasters or forecasts
+        ask = self.forecasters or Moments.forecasts
         for found in ask(self.moments, scenarios, []) if scenarios else ():
             outcomes.append(Outcome.of(found._replace(subsample_error=0.0), self.metric))
             self.tick()

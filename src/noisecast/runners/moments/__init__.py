@@ -101,7 +101,10 @@ class Moments:
         return pd.concat(tables, ignore_index=True)
 
     def forecasts(self, group: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
-        """Of scenarios on one problem, one a core: linear algebra on several cores at once would wait for itself."""
+        """Of scenarios on one problem, at these steps and their last.
+
+        One a core: linear algebra on several cores at once would wait for itself.
+        """
         prepared = self._prepared(group[0])
         if len(group) == 1:
             yield self._forecast(group[0], prepared, record_at)
@@ -117,13 +120,13 @@ class Moments:
         reason = self.why_unsupported(scenario)
         if reason is not None:
             raise ValueError(reason)
-        return self._forecast(scenario, self._prepared(scenario), sorted({*record_at, scenario.num_steps}))
+        return self._forecast(scenario, self._prepared(scenario), record_at)
 
     def _prepared(self, scenario: Scenario) -> Any:
         return _prepared(_Asked(scenario.problem.fingerprint, self, scenario.problem))
 
     def _forecast(self, scenario: Scenario, prepared: Any, record_at: Sequence[int]) -> Forecast:
-        steps = [step for step in record_at if step <= scenario.num_steps]
+        steps = sorted({step for step in record_at if step < scenario.num_steps} | {scenario.num_steps})
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a diverging forecast says so in its rows
             return _solver_of(scenario.problem).forecast(scenario, prepared, steps, self)
 
