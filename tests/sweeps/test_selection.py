@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 
 import noisecast as nc
+from noisecast.cli.select import NON_PRIVATE
 from noisecast.cli.select import select as select_command
 from noisecast.privacy.accounting import epsilon_spent
 from noisecast.privacy.tuning import Run, TrialDistribution, TrialKind, composed_epsilon, repeat_select_epsilon
@@ -332,8 +333,20 @@ def store(tmp_path_factory):
 def test_the_command_prints_both_epsilons(store, capsys):
     select_command(store, metric="test_loss", price="compose")
     shown = " ".join(capsys.readouterr().out.split())
-    for words in ("epsilon of one run", "epsilon of the procedure", "among 8 runs", "Runners-up", "dp-sign-sgd"):
+    for words in (
+        "epsilon of one run",
+        "epsilon of the procedure",
+        "among 8 runs",
+        "Runners-up",
+        "dp-sign-sgd",
+        NON_PRIVATE,
+    ):
         assert words.lower() in shown.lower().replace("dp-signsgd", "dp-sign-sgd"), words
+
+
+def test_scores_of_public_data_are_not_called_non_private(store, capsys):
+    select_command(store, metric="test_loss", price="public", reason="simulated")
+    assert "non-private" not in capsys.readouterr().out
 
 
 def test_the_command_prints_json(store, capsys):

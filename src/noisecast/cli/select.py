@@ -22,6 +22,7 @@ from noisecast.sweeps.selection import select as select_from
 from noisecast.table import METRICS
 
 MOST_RUNNERS_UP = 5
+NON_PRIVATE = "Scores are non-private: they were measured without noise, and no epsilon here covers showing them."
 SHOWN = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "expected_batch_size", "num_steps")
 HEADERS = {
     "learning_rate": "rate",
@@ -161,6 +162,8 @@ def _print(chosen: Selection) -> None:
     ]
     console.print(facts(rows, title="Chosen" + _seed(chosen)))
     console.print(chosen.meaning)
+    if not isinstance(chosen.price, Public):
+        console.print(NON_PRIVATE)
     if len(chosen.runners_up):
         console.print()
         console.print(_cells("Runners-up", chosen.runners_up.head(MOST_RUNNERS_UP)))
