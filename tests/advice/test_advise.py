@@ -185,6 +185,19 @@ def test_what_is_extrapolated_or_diverged_is_never_preferred_silently():
     assert "every forecast diverges" in nothing.confidence
 
 
+@pytest.mark.parametrize("optimizer", [DPSGD(learning_rate=0.1), DPSignSGD(learning_rate=0.01)])
+def test_settings_tuned_without_noise_are_as_good_a_start(optimizer):
+    """Tuned with less noise than the examples' own, the rate is not carried to nothing."""
+    problem = quadratic(np.ones(8), 0.2, example_noise_std=0.1)
+
+    def best(noise):
+        tuned = scenario(optimizer, noise=noise, clip=1.0, batch=16, steps=200, problem=problem)
+        advice = advise([tuned], target_epsilons=[1.0], optimizers=[type(optimizer)], may_change_batches=False)
+        return advice.recommendations[0].chosen.outcome.value
+
+    assert best(0.0) == pytest.approx(best(0.5), rel=0.05)
+
+
 def test_new_settings_must_earn_the_change():
     way = "re-tuned", "re-tuned, other batches"
     kept = prediction(1.0)

@@ -37,9 +37,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def ask(folder, more, *options):
+def ask(folder, more, *options, epsilon="2"):
     (folder / "asked.toml").write_text(SCENARIO.format(more=more))
-    return main(["advise", "asked.toml", "--epsilon", "2", *options])
+    return main(["advise", "asked.toml", "--epsilon", epsilon, *options])
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,12 @@ def test_a_probe_of_a_file_needs_public_labels_and_words(folder, capsys, more, m
     assert ask(folder, more, "--private-probe", "0.5") == 2
     printed = capsys.readouterr()
     assert f"Expected {missing} in [problem]" in printed.err and printed.out == ""
+
+
+def test_a_problem_in_double_brackets_is_looked_at_too(folder, capsys, monkeypatch):
+    monkeypatch.setitem(globals(), "SCENARIO", SCENARIO.replace("[problem]", "[[problem]]"))
+    assert ask(folder, 'vocabulary = "words.txt"', "--private-probe", "0.5") == 2
+    assert "Expected a public label_names in [[problem]] for a private probe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("epsilon, is_drowned", [("1.5", False), ("0.5", True)])
@@ -123,6 +129,7 @@ def test_each_probe_costs_again_until_the_budget_refuses(folder, ledger, capsys)
 def test_a_probe_that_is_wrong_otherwise_spends_nothing(folder, ledger, capsys):
     assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER[2:], "--private-probe", "3") == 2
     assert ask(folder, "", *IN_LEDGER) == 2
+    assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER, epsilon="1e10") == 2  # no noise is as little as that
     assert ledger.entries("films") == ()
     assert ask(folder, PUBLIC_SHAPE, "--private-probe", "0.5", "--ledger", "l") == 2
     assert ask(folder, PUBLIC_SHAPE, "--private-probe", "0.5", "--ledger", "l", "--dataset", "books") == 2

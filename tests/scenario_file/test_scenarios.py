@@ -117,8 +117,15 @@ def test_a_file_beside_the_scenario_is_read(ask, tmp_path, line, sampler, adjace
 
 
 @pytest.mark.parametrize("line", ['sampler = "fixed-size"\n', 'adjacency = "replace-one"\n'])
-def test_rows_held_out_by_their_content_cannot_be_replaced(ask, line):
-    problem = '[problem]\nkind = "file"\npath = "data.csv"\nlabel = "answer"\ntest_fraction = 0.2\n'
+@pytest.mark.parametrize(
+    "of_kind",
+    [
+        'kind = "file"\npath = "data.csv"\nlabel = "answer"\n',
+        'kind = "factorization"\npath = "ratings.csv"\nnum_users = 5\nnum_items = 5\npublic_init_seed = 0\n',
+    ],
+)
+def test_rows_held_out_by_their_content_cannot_be_replaced(ask, line, of_kind):
+    problem = f"[problem]\n{of_kind}test_fraction = 0.2\n"
     [mistake] = mistakes_in(ask, SETTINGS + problem + MECHANISM + line + OPTIMIZERS)
     assert "Expected [problem] test with a guarantee for replaced records, got test_fraction" in mistake
 

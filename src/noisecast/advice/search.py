@@ -106,12 +106,19 @@ def best_near(start: Scenario, *, clip_too: bool = True, most_rounds: int = MOST
 def carried(here: Scenario, there: Scenario) -> Scenario:
     """`there` with a learning rate to start from: the rule of `advice.transfer`, e s sqrt(T) as it is `here`.
 
-    e = eta k(s) is the effective learning rate, s = z C / B the noise of the mechanism alone: none of the examples.
+    e = eta k(s) is the effective learning rate, s = z C / B the noise of the mechanism; at least C / sqrt(d B), the
+    most that examples make of their own: a rate that was tuned with less noise than that is not carried far down.
     """
-    s, s_there = (max(each.mechanism.mean_noise_std, 1e-30) for each in (here, there))
+    s, s_there = (max(each.mechanism.mean_noise_std, _most_batch_noise(each)) for each in (here, there))
     gain_at: Any = here.optimizer.theory.effective_learning_rate
     share = float(gain_at(1.0, s) / gain_at(1.0, s_there)) * s / s_there * math.sqrt(here.num_steps / there.num_steps)
     return replace(there, optimizer=with_learning_rate(here.optimizer, rounded(here.optimizer.learning_rate * share)))
+
+
+def _most_batch_noise(scenario: Scenario) -> float:
+    """Clipped gradients of length C at most, B of them: C^2/(d B) a coordinate, the square of this."""
+    mechanism = scenario.mechanism
+    return mechanism.l2_clip_norm / math.sqrt(mechanism.expected_batch_size * scenario.problem.num_params)
 
 
 def rounded(number: float) -> float:

@@ -201,7 +201,7 @@ def _write_settings(advice: Any, file: Path, folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     paths = []
     for each in advice.recommendations:
-        path = folder / f"epsilon_{each.target_epsilon:g}.toml"
+        path = folder / f"epsilon_{each.target_epsilon:.12g}.toml"
         text = settings_toml(each, asked, read_in=file.absolute().parent, written_in=folder.absolute())
         with written_whole(path) as temporary:
             temporary.write_text(text, encoding="utf-8")

@@ -15,8 +15,7 @@ from noisecast.advice.numbers import NOT_A_GUARANTEE, EpsilonAdvice, NumbersAdvi
 from noisecast.advice.transfer import Branch, Curvature
 from noisecast.cli.output import TABLE_STYLE, number, print_json, to_reader
 from noisecast.privacy.accounting import epsilon_text
-from noisecast.privacy.mechanism import Adjacency
-from noisecast.privacy.sampling import Sampler, sampler_named
+from noisecast.privacy.sampling import Sampler, adjacency_named, sampler_named
 from noisecast.scenario_file.mistakes import ScenarioFileError, checked
 from noisecast.scenario_file.tables import OPTIMIZER_NAMES
 from noisecast.scenario_file.values import LISTED, Count, NotNegative, OneOrMorePositive, Positive, Table, one_of
@@ -58,7 +57,7 @@ class NumbersFile(Table):
     hessian_trace: Positive | None = None
     nominal_num_examples: Count | None = None
     sampler: Annotated[str, one_of(("poisson", "fixed-size", "shuffled"))] = "poisson"
-    adjacency: Annotated[str, one_of(("add-or-remove-one", "replace-one"))] = "add-or-remove-one"
+    adjacency: Annotated[str, one_of(("add-or-remove-one", "replace-one"))] | None = None
     optimizer: Annotated[list[OptimizerNumbers], *LISTED[:1]]
 
     def contradictions(self) -> list[str]:
@@ -88,7 +87,7 @@ class NumbersFile(Table):
             example_noise_std=self.example_noise_std,
             curvature=curvature,
             nominal_num_examples=self.nominal_num_examples,
-            adjacency=Adjacency(self.adjacency.replace("-", "_")),
+            adjacency=adjacency_named(self.adjacency, self.sampler),
         )
         if self.tuned_at_epsilon is None:
             return known

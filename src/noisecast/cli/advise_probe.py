@@ -19,6 +19,7 @@ from noisecast.cli.output import TABLE_STYLE, number, print_json, to_reader
 from noisecast.ledger import Account
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.scenario import Scenario
+from noisecast.scenario_file.rules import located
 
 DROWNED = 0.25  # standard error of a share; two of them are half of all records
 NOT_COVERED = "Not covered: the number of records, which sets the sampling probability and was taken as public."
@@ -46,18 +47,20 @@ def check_public_shape(file: Path) -> None:
     Raises: ValueError, one sentence.
     """
     try:
-        problem = tomllib.loads(file.read_text(encoding="utf-8")).get("problem", {})
+        problems = located("problem", tomllib.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return  # its reader has a better sentence
-    if not isinstance(problem, dict) or problem.get("kind") != "file":
-        return
-    needed = ["label_names"] + (["vocabulary"] if "text" in problem else [])
-    missing = [name for name in needed if name not in problem]
-    if missing:
-        raise ValueError(
-            f"Expected a public {' and a public '.join(missing)} in [problem] for a private probe, got none: read off "
-            "the private file, they let one record change the counts of all others; write them into files of their own."
-        )
+    for where, problem in problems:
+        if not isinstance(problem, dict) or problem.get("kind") != "file":
+            continue
+        needed = ["label_names"] + (["vocabulary"] if "text" in problem else [])
+        missing = [name for name in needed if name not in problem]
+        if missing:
+            raise ValueError(
+                f"Expected a public {' and a public '.join(missing)} in {where}for a private probe, got none: read off "
+                "the private file, they let one record change the counts of all others; write them into files of "
+                "their own."
+            )
 
 
 def advise_probe(
@@ -80,6 +83,7 @@ def advise_probe(
     first = scenarios[0]
     tuned = list({each.optimizer.name: each for each in reversed(scenarios)}.values())[::-1]
     numbers = _numbers(tuned)  # whatever is wrong with them, it is found before the budget is spent
+    without_probe = {epsilon: numbers.noise_multiplier(epsilon) for epsilon in target_epsilons}
     probe = private_probe(
         first.problem,
         first.mechanism,
@@ -87,14 +91,17 @@ def advise_probe(
         target_delta=first.target_delta,
         l2_clip_norms=[each.mechanism.l2_clip_norm for each in tuned],
     )
+    numbers = _numbers(tuned, probe)
+    for epsilon in target_epsilons:  # out of reach or not, whatever the counts are
+        numbers.noise_multiplier(epsilon)
     if account is not None:
         _write_down(account, probe, first.problem.name)
-    advice = advise_from_numbers(_numbers(tuned, probe), target_epsilons)
+    advice = advise_from_numbers(numbers, target_epsilons)
     left = [
         BudgetLeft(
             each.target_epsilon,
             each.noise_multiplier,
-            numbers.noise_multiplier(each.target_epsilon),
+            without_probe[each.target_epsilon],
             _spent_in_ledger(account, first, each.noise_multiplier),
         )
         for each in advice.epsilons

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from noisecast.cli.output import whole_number
 from noisecast.privacy.accounting import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
-from noisecast.privacy.sampling import Sampler, Shuffled, sampler_named
+from noisecast.privacy.sampling import Sampler, Shuffled, adjacency_named, sampler_named
 
 SamplerName = Literal["poisson", "fixed-size", "shuffled"]
 AdjacencyName = Literal["add-or-remove-one", "replace-one"]
@@ -38,8 +38,7 @@ class MechanismOptions:
     @property
     def neighbours(self) -> Adjacency:
         """What was asked for, or the sampler's own."""
-        default = "replace-one" if self.sampler == "fixed-size" else "add-or-remove-one"
-        return Adjacency((self.adjacency or default).replace("-", "_"))
+        return adjacency_named(self.adjacency, self.sampler)
 
     def check(self) -> None:
         """One sentence where an alternative is given twice or not at all: asked before any work."""

@@ -389,6 +389,16 @@ def sampler_named(name: str, batch_size: float, num_examples: int) -> Sampler:
     return {"fixed-size": FixedSize, "shuffled": Shuffled}[name](int(batch_size), num_examples)
 
 
+def adjacency_named(name: str | None, sampler: str) -> Adjacency:
+    """What one record may change, under the name that a person types; where none is typed, what the sampler is for.
+
+    >>> str(adjacency_named(None, "poisson")), str(adjacency_named(None, "fixed-size"))
+    ('add_or_remove_one', 'replace_one')
+    """
+    default = "replace-one" if sampler == "fixed-size" else "add-or-remove-one"
+    return Adjacency((name or default).replace("-", "_"))
+
+
 def _compose(step: Any, count: int) -> Any:
     from dp_accounting import NoOpDpEvent, SelfComposedDpEvent
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from noisecast.privacy.accounting import calibrate_noise_multiplier
-from noisecast.privacy.mechanism import Adjacency, SampledGaussian
-from noisecast.privacy.sampling import FixedSize, Sampler, Stream, sampler_named
+from noisecast.privacy.mechanism import SampledGaussian
+from noisecast.privacy.sampling import Sampler, Stream, adjacency_named, sampler_named
 from noisecast.problems.problem import Problem
 from noisecast.question import Question
 from noisecast.scenario import Scenario
@@ -73,9 +73,7 @@ def _question(document: Document, problem: Problem, batch_size: float, chosen: S
 def _mechanism(document: Document, sampler: Sampler, noise: float, num_steps: int) -> SampledGaussian:
     """With this noise multiplier, or with the one that this target epsilon needs."""
     table = document.mechanism
-    adjacency = Adjacency.ADD_OR_REMOVE_ONE
-    if table.adjacency == "replace-one" or (table.adjacency is None and isinstance(sampler, FixedSize)):
-        adjacency = Adjacency.REPLACE_ONE
+    adjacency = adjacency_named(table.adjacency, table.sampler or "poisson")
     base = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=1.0, sampler=sampler, adjacency=adjacency)
     if table.target_epsilon is None:
         return base.with_noise_multiplier(noise)

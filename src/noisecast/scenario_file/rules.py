@@ -124,7 +124,7 @@ def _sampler_mismatches(problem: dict, mechanism: dict) -> Iterator[str]:
 def _rows_that_move(where: str, problem: dict, mechanism: dict) -> Iterator[str]:
     sampler, adjacency = mechanism.get("sampler"), mechanism.get("adjacency")
     replaced = adjacency == "replace-one" or (adjacency is None and sampler == "fixed-size")
-    if problem.get("kind") == "file" and "test_fraction" in problem and replaced:
+    if "test_fraction" in problem and replaced:
         yield (
             f"Expected {where}test with a guarantee for replaced records, got test_fraction: by its content a row is "
             "held out or trained on, so replacing one may add or remove another; split the file yourself."
