@@ -256,6 +256,7 @@ def epsilon_after(
     return composed_epsilon(runs, target_delta=target_delta)
 
 
+@cache  # asked before a probe is paid for, and again for the advice
 def calibrate_after(
     before: SampledGaussian,
     mechanism: SampledGaussian,

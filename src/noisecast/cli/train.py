@@ -28,6 +28,7 @@ from noisecast.problems.datasets import (
     load_test_file,
     split_by_content,
 )
+from noisecast.problems.datasets.splits import ROWS_MOVE
 from noisecast.problems.datasets.text_encoder import TextKind
 from noisecast.problems.linear import linear_model
 from noisecast.release import Interrupted, TrainedModel
@@ -162,10 +163,7 @@ def train(
     """
     options.check()
     if files.test_fraction is not None and options.neighbours is Adjacency.REPLACE_ONE:
-        raise ValueError(
-            "Expected --test with a guarantee for replaced records, got --test-fraction: by its content a row is held "
-            "out or trained on, so replacing one may add or remove another; split the file yourself."
-        )
+        raise ValueError(f"Expected --test with a guarantee for replaced records, got --test-fraction: {ROWS_MOVE}")
     _check_noise(insecure_seed, secure_noise)
     _check_places(output, resume)
     account = account_of(ledger, dataset)

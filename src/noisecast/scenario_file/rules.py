@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
+from noisecast.problems.datasets.splits import ROWS_MOVE
 from noisecast.scenario_file.mistakes import as_meant, bare
 from noisecast.scenario_file.problem_tables import KINDS, SYNTHETIC_KINDS, Quadratic
 from noisecast.scenario_file.tables import OPTIMIZER_NAMES, OWN_SETTINGS, SAMPLERS, MechanismTable, Settings
@@ -125,10 +126,7 @@ def _rows_that_move(where: str, problem: dict, mechanism: dict) -> Iterator[str]
     sampler, adjacency = mechanism.get("sampler"), mechanism.get("adjacency")
     replaced = adjacency == "replace-one" or (adjacency is None and sampler == "fixed-size")
     if "test_fraction" in problem and replaced:
-        yield (
-            f"Expected {where}test with a guarantee for replaced records, got test_fraction: by its content a row is "
-            "held out or trained on, so replacing one may add or remove another; split the file yourself."
-        )
+        yield f"Expected {where}test with a guarantee for replaced records, got test_fraction: {ROWS_MOVE}"
 
 
 def _settings_of_other_optimizers(where: str, optimizer: dict) -> Iterator[str]:

@@ -7,6 +7,11 @@ import numpy as np
 
 from noisecast.problems.datasets.dataset import DataError, Dataset
 
+ROWS_MOVE = (
+    "by its content a row is held out or trained on, so replacing one may add or remove another; split the file "
+    "yourself."
+)  # why such a split is refused where records are replaced
+
 
 def public_split(num_rows: int, test_fraction: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers of (train, test), by a fixed shuffle that looks at no row: the same everywhere, for ever.
