@@ -68,7 +68,7 @@ def breast_cancer():
 def test_the_rate_of_dp_sgd_is_the_exact_best_one(noise):
     """On a quadratic without clipping: E f_T = d/2 [x0^2 r^2T + s^2 eta (1 - r^2T)/(2 - eta)], r = 1 - eta, h = 1."""
     asked = scenario(DPSGD(learning_rate=0.01), noise=noise)
-    ask = Asker("loss", advising.cheap(Moments()), lambda: None)
+    ask = Asker("loss", advising.cheap(Moments(), "loss"), lambda: None)
     (found,) = side_by_side([best_near(asked, clip_too=False)], ask)
     rates = np.geomspace(1e-5, 1, 4000)
     variance = asked.mechanism.mean_noise_std**2

@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from noisecast.problems.datasets import (
     DataError,
@@ -37,6 +39,13 @@ WORDS = ("the", "cat", "saw")
 )
 def test_tokens_are_lower_case_words_with_inner_apostrophes(text, tokens):
     assert tokenize(text) == tokens
+
+
+@given(st.text(st.one_of(st.sampled_from("a'_<br/>\x1c\x85 "), st.characters(max_codepoint=0x17F))))
+@example("'a''b' c'd'e '' f'<br>'g")
+def test_latin_letters_are_cut_as_all_others_are(text):
+    """A letter of another alphabet behind it sends the text to the regular expression."""
+    assert [*tokenize(text), "ж"] == tokenize(text + " ж")
 
 
 def test_a_long_text_has_the_same_words_in_pieces(monkeypatch):

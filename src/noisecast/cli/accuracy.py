@@ -1,7 +1,7 @@
 """`noisecast accuracy`: the forecast against training, over the grid of a scenario file."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,11 +68,14 @@ def accuracy(
     with share_progress(f"Training {len(able)} cells {count} times, and forecasting") as progress:
         asked = {"record_at": question.record_at, "num_seeds": count, "insecure_seeds": insecure}
         table = ask(able, runners=[Training(), moments], progress=progress, **asked)
-    if standard_error is not None:
-        with share_progress(f"Training until each mean is known to {percent(standard_error)}") as progress:
-            table = trained_on(able, table, standard_error, count, most_seeds, question.record_at, progress)
     if output is not None:
         write_table(table, output)
+    if standard_error is not None:
+        with share_progress(f"Training until each mean is known to {percent(standard_error)}") as progress:
+            # Hours of training: what an interrupted run has by then, the file holds.
+            for table in trained_on(able, table, standard_error, count, most_seeds, question.record_at, progress):
+                if output is not None:
+                    write_table(table, output)
     frame = accuracy_picture.data(table)
     if figure is not None:
         with written_whole(figure) as temporary:
@@ -114,8 +117,8 @@ def trained_on(
     most_seeds: int,
     record_at: Sequence[int],
     progress: Callable[[float], None],
-) -> pd.DataFrame:
-    """The table of `num_seeds` and further rounds, for cells whose mean last loss is known less well than to `share`.
+) -> Iterator[pd.DataFrame]:
+    """The table after each further round, for cells whose mean last loss is known less well than to `share`.
 
     Each round doubles the seeds of the cells that lack some. A cell in which a run diverged has no mean, and is left.
     """
@@ -130,7 +133,7 @@ def trained_on(
         progress(1 - len(lacking) / len(scenarios))
         more = Training().answer(lacking, repeats=repeats, root=root, record_at=record_at, progress=lambda share: None)
         table, trained = pd.concat([table, more], ignore_index=True), trained + len(repeats)
-    return table
+        yield table
 
 
 def _last_cells(table: pd.DataFrame) -> Any:

@@ -135,7 +135,7 @@ class _Search:
     ) -> None:  # fmt: skip
         self.scenario, self.progress, self.num_asked = scenario, progress, Counter()
         self.askers = {
-            "coarse": Asker(metric, cheap(moments), lambda: self._tick("coarse")),
+            "coarse": Asker(metric, cheap(moments, metric), lambda: self._tick("coarse")),
             "full": Asker(metric, moments, lambda: self._tick("full")),
         }
         reason = moments.why_unsupported(scenario)

@@ -28,6 +28,9 @@ PIECE = 2**20  # characters of a long text whose words are made at once
 
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _LINE_BREAK = re.compile(r"<br\s*/?>")
+_LOOSE_APOSTROPHE = re.compile(r"'(?:(?<![^\W_]')|(?![^\W_]))")  # nothing of a word before it, or nothing after
+# What is left of a text in Latin letters, for `split` to cut at spaces.
+_WORDS_AND_SPACES = bytes(i if chr(i).isalnum() or chr(i) == "'" else ord(" ") for i in range(256))
 # Where a text may be cut: tokens and line breaks stay whole.
 _CUT = re.compile(r"(?<=\S)(?<!<br)\s", re.IGNORECASE)
 
@@ -38,7 +41,21 @@ def tokenize(text: str) -> list[str]:
     >>> tokenize("It's <br />GOOD, isn't it? 'Yes': 10/10")
     ["it's", 'good', "isn't", 'it', 'yes', '10', '10']
     """
-    return _TOKEN.findall(_LINE_BREAK.sub(" ", text.lower()))
+    text = _LINE_BREAK.sub(" ", text.lower())
+    try:
+        return _latin_words(text)
+    except UnicodeEncodeError:
+        return _TOKEN.findall(text)
+
+
+def _latin_words(text: str) -> list[str]:
+    """What `_TOKEN` finds, in a third of the time: most of what reading texts takes is this.
+
+    Raises: UnicodeEncodeError where the text has other letters than Latin-1's.
+    """
+    if "'" in text:
+        text = _LOOSE_APOSTROPHE.sub(" ", text)
+    return text.encode("latin-1").translate(_WORDS_AND_SPACES).decode("latin-1").split()
 
 
 def first_words(text: str, most: int | None = None) -> Iterator[list[str]]:

@@ -62,7 +62,7 @@ def forecast(
     num_examples = int(scenario.problem.num_examples or 0)
     size = settings.subsample or SMALLEST_SUBSAMPLE
     while True:
-        found = _LogisticSolve(scenario, prepared(min(size, num_examples))).forecast(record_at, settings.time_steps)
+        found = _LogisticSolve(scenario, prepared(min(size, num_examples)), settings).forecast(record_at)
         if settings.subsample or size >= min(num_examples, LARGEST_SUBSAMPLE) or found.subsample_error <= ENOUGH:
             return found
         # What a subsample adds falls as 1/size.
@@ -120,20 +120,20 @@ def _bend(before: np.ndarray, after: np.ndarray) -> float:
 class _LogisticSolve:
     """The time steps of one scenario."""
 
-    def __init__(self, scenario: Scenario, examples: Examples):
+    def __init__(self, scenario: Scenario, examples: Examples, settings: Any):
         self.optimizer, self.mechanism = scenario.optimizer, scenario.mechanism
         self.learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
         self.num_steps, self.num_examples = scenario.num_steps, int(scenario.problem.num_examples or 0)
         self.closure: Any = self.optimizer.theory.closure
-        self.examples, self.rows = examples, examples.train
+        self.examples, self.rows, self.settings = examples, examples.train, settings
         self.split, self.steepest, self.first_move = self.rows.block.shape[1], 0.0, 0.0
         self.presence = self.rows.presence(self.mechanism.expected_batch_size)
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
 
-    def forecast(self, record_at: Sequence[int], time_steps: int) -> Forecast:
-        stops = sorted({0, *time_grid(self.num_steps, time_steps), *record_at})
+    def forecast(self, record_at: Sequence[int]) -> Forecast:
+        stops = sorted({0, *time_grid(self.num_steps, self.settings.time_steps), *record_at})
         num_block, num_rest = self.split, self.rows.rest.shape[1]
         at = _Weights(
             np.zeros(num_block + num_rest), np.zeros((num_block, num_block)), np.zeros(num_rest), None,
@@ -301,17 +301,12 @@ class _LogisticSolve:
         to be a quarter of it.
         """
         seen = self._outlook(self.rows, at, at.pushed)
-        gradient = self.rows.mean_of(seen.full_residual)
-        jacobian = self.rows.block_second_moment(seen.full_slope)
-        rest = self.rows.rest_second_moment(seen.full_slope)
         metrics = {
             "loss": seen.loss.mean(),
             "accuracy": seen.probability_of_right.mean(),
-            "gradient_norm": _norm(gradient, jacobian @ at.covariance @ jacobian, rest**2 * at.variance),
             "clip_fraction": seen.clip_fraction.mean(),
             "params_norm": _norm(at.mean, at.covariance, at.variance),
         }
-        metrics["loss_std"] = self._spread(self.rows, at, at.pushed, self.num_examples)
         error = 0.0
         if self.examples.held_out is not None:
             unseen = self._outlook(self.examples.held_out, at, None)
@@ -321,11 +316,24 @@ class _LogisticSolve:
             metrics["accuracy"] += share * (unseen.probability_of_right.mean() - metrics["accuracy"])
             chance = float(seen.loss.std()) / math.sqrt(2 * self.rows.num_examples) * math.sqrt(self.examples.left_out)
             error = (abs(optimism) / 4 + chance) / metrics["loss"]
+        if not self.settings.loss_alone:
+            metrics |= self._more_metrics(at, seen)
+        return {name: float(value) for name, value in metrics.items()}, error
+
+    def _more_metrics(self, at: _Weights, seen: LogisticExpectations) -> Metrics:
+        """What a search for the least loss does without."""
+        gradient = self.rows.mean_of(seen.full_residual)
+        jacobian = self.rows.block_second_moment(seen.full_slope)
+        rest = self.rows.rest_second_moment(seen.full_slope)
+        metrics = {
+            "gradient_norm": _norm(gradient, jacobian @ at.covariance @ jacobian, rest**2 * at.variance),
+            "loss_std": self._spread(self.rows, at, at.pushed, self.num_examples),
+        }
         if self.examples.test is not None:
             unseen = self._outlook(self.examples.test, at, None)
             metrics |= {"test_loss": unseen.loss.mean(), "test_accuracy": unseen.probability_of_right.mean()}
             metrics["test_loss_std"] = self._spread(self.examples.test, at, None, self.examples.test.num_examples)
-        return {name: float(value) for name, value in metrics.items()}, error
+        return metrics
 
     def _outlook(self, data: Rows, at: _Weights, pushed: OwnPush | None) -> LogisticExpectations:
         block, rest = data.block_spread(at.covariance), data.rest_squared_dot(at.variance)

@@ -55,7 +55,7 @@ def prepare(problem: LinearModel, settings: Any) -> OutputExamples:
 
 
 def forecast(scenario: Scenario, prepared: OutputExamples, record_at: Sequence[int], settings: Any) -> Forecast:
-    return _MultiOutputSolve(scenario, prepared).forecast(record_at, settings.time_steps)
+    return _MultiOutputSolve(scenario, prepared, settings).forecast(record_at)
 
 
 # --- Time steps ---------------------------------------------------------------------------------------------------
@@ -107,11 +107,11 @@ def _few(rows: OutputRows) -> OutputRows:
 class _MultiOutputSolve:
     """The time steps of one scenario."""
 
-    def __init__(self, scenario: Scenario, examples: OutputExamples):
+    def __init__(self, scenario: Scenario, examples: OutputExamples, settings: Any):
         self.mechanism, self.num_steps = scenario.mechanism, scenario.num_steps
         self.learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
         self.closure: Any = scenario.optimizer.theory.closure
-        self.examples, self.rows, self.outputs = examples, examples.train, examples.law
+        self.examples, self.rows, self.outputs, self.settings = examples, examples.train, examples.law, settings
         self.split, self.num_outputs = self.rows.block.shape[1], self.rows.targets.shape[1]
         self.few = _few(examples.train)
         self.few_tests = None if examples.test is None else _few(examples.test)
@@ -123,9 +123,9 @@ class _MultiOutputSolve:
         self.steepest, self.direction = 0.0, None
         self.first_loss, self.has_risen = math.inf, False
 
-    def forecast(self, record_at: Sequence[int], time_steps: int) -> Forecast:
+    def forecast(self, record_at: Sequence[int]) -> Forecast:
         affordable = max(6, WEIGHT_STEPS // (self.rows.num_weights * self.num_outputs))
-        grid = time_grid(self.num_steps, min(time_steps, affordable))
+        grid = time_grid(self.num_steps, min(self.settings.time_steps, affordable))
         stops = sorted({0, *grid, *record_at})
         at, recorded, subsample_error = self._start(), {}, 0.0
         for step, end in zip(stops, [*stops[1:], None], strict=True):
@@ -296,6 +296,13 @@ class _MultiOutputSolve:
             "clip_fraction": field.expectations.clip_fraction.mean(),
             "params_norm": math.sqrt(norm),
         }
+        if not self.settings.loss_alone:
+            metrics |= self._more_metrics(at)
+        return {name: float(value) for name, value in metrics.items()}
+
+    def _more_metrics(self, at: _Weights) -> Metrics:
+        """What a search for the least loss does without."""
+        metrics = self._sampled(at)
         if self.examples.test is not None:
             test = self.examples.test
             found = {
@@ -303,8 +310,7 @@ class _MultiOutputSolve:
                 "loss": self._expectations(test, at).loss.mean(),
             }
             metrics |= {f"test_{name}": value for name, value in found.items()}
-        metrics |= self._sampled(at)
-        return {name: float(value) for name, value in metrics.items()}
+        return metrics
 
     def _quality(self, rows: OutputRows, at: _Weights, own: Any) -> Metrics:
         mean, variance = self._logits(rows, at, own)
