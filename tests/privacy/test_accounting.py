@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noisecast.privacy.accounting import (
+    _self_composed,
     _Step,
     epsilon_curve,
     epsilon_spent,
@@ -260,7 +261,7 @@ def test_rdp_of_one_step_against_mpmath():
         )
         expected = float(mpmath.log(moment) / (alpha - 1))
     step = _Step(z, q, ADD, False, 1)
-    found = step._rdp([float(alpha)])[0]
+    found = step.pair.divergences([float(alpha)])[0]
     assert expected <= found <= expected * (1 + 1e-6)
 
 
@@ -274,6 +275,16 @@ def test_the_rounding_of_the_fft_is_paid_for():
     exact = get_epsilon_gaussian(z / math.sqrt(num_steps), delta)
     error = composed.self_compose(num_steps).get_delta_for_epsilon(exact) - delta
     assert abs(error) < 0.1 * 8 * np.finfo(float).eps * num_steps
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 11, 1000])
+@pytest.mark.parametrize("sampler, adjacency", [(Poisson(0.01, 8), ADD), (FixedSize(8, 800), REPLACE)])
+@pytest.mark.parametrize("interval", [10.0, 0.05, 0.001])  # from a few losses, which are kept sparse, to thousands
+def test_composing_sooner_changes_no_bit(sampler, adjacency, interval, count):
+    pld = _Step.of(sampler, 1.0, adjacency, count).pld(interval)
+    epsilons = [0.0, 0.1, 1.0, 10.0]
+    found = [_self_composed(pld, count).get_delta_for_epsilon(epsilon) for epsilon in epsilons]
+    assert found == [pld.self_compose(count).get_delta_for_epsilon(epsilon) for epsilon in epsilons]
 
 
 # --- exact cases and edges --------------------------------------------------------------------------------------------
