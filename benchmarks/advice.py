@@ -25,7 +25,7 @@ from noisecast.advice.advise import Advice, advise
 from noisecast.advice.transfer import Settings, transfer
 from noisecast.cli.output import TABLE_STYLE
 from noisecast.optimizers import DPSGD, OPTIMIZERS
-from noisecast.privacy.accounting import calibrate_noise_multiplier
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.protocols import Score, cells, protocol_b_question
 from noisecast.question import Question
 from noisecast.reproduction.tasks import PROTOCOL_A

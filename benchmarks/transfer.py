@@ -25,7 +25,7 @@ from rich.table import Table
 from noisecast.advice.transfer import Curvature, Settings, gradient_noise_std, transfer
 from noisecast.cli.output import TABLE_STYLE
 from noisecast.optimizers import DPSGD, OPTIMIZERS, DPAdam, DPSignSGD
-from noisecast.privacy.accounting import calibrate_noise_multiplier
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson
 from noisecast.problems.datasets import bundled

@@ -174,8 +174,8 @@ BUGS = (
     Bug(
         "calibration rounds down",
         (CALIBRATION,),
-        (("privacy/accounting.py", "math.ceil(z / digit - 1e-9)", "math.floor(z / digit)"),
-         ("privacy/accounting.py", "while epsilon(z) > target_epsilon:", "while epsilon(z) > 2 * target_epsilon:")),
+        (("privacy/calibration.py", "math.ceil(z / digit - 1e-9)", "math.floor(z / digit)"),
+         ("privacy/calibration.py", "while epsilon(z) > target_epsilon:", "while epsilon(z) > 2 * target_epsilon:")),
     ),
     Bug(
         "the ledger forgets a run",

@@ -16,7 +16,7 @@ _HOMES = {
     "SampledGaussian": "noisecast.privacy.mechanism",
     "Shuffled": "noisecast.privacy.sampling",
     "Stream": "noisecast.privacy.sampling",
-    "calibrate_noise_multiplier": "noisecast.privacy.accounting",
+    "calibrate_noise_multiplier": "noisecast.privacy.calibration",
     "epsilon_spent": "noisecast.privacy.accounting",
     "nominal_epsilon": "noisecast.privacy.accounting",
     "bundled": "noisecast.problems.datasets",

@@ -11,7 +11,8 @@ from scipy.optimize import brentq
 
 from noisecast.advice import probe as module
 from noisecast.advice.probe import calibrate_after, epsilon_after, norm_counts, private_probe, public_edges
-from noisecast.privacy.accounting import calibrate_noise_multiplier, epsilon_spent
+from noisecast.privacy.accounting import epsilon_spent
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.noise import RandomRoot
 from noisecast.privacy.sampling import FixedSize, Poisson, Shuffled, Stream

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noisecast.privacy.accounting import (
+    _self_composed,
     _Step,
-    calibrate_noise_multiplier,
     epsilon_curve,
     epsilon_spent,
     nominal_epsilon,
@@ -201,27 +201,6 @@ def test_poisson_golden(row):
     assert time.monotonic() - started < 30
 
 
-def calibration_parameters():
-    found = []
-    for row in rows("noise_multipliers.csv"):
-        fast = row["num_examples"] == "25000" and row["target_epsilon"] in ("1", "2")
-        marks = () if fast else pytest.mark.slow
-        found.append(pytest.param(row, id=f"{row['num_examples']}-{row['target_epsilon']}", marks=marks))
-    return found
-
-
-@pytest.mark.parametrize("row", calibration_parameters())
-def test_calibration_golden_and_tight(row):
-    sampler = Poisson.for_batch_size(64, int(row["num_examples"]))
-    target, delta, num_steps = float(row["target_epsilon"]), float(row["target_delta"]), int(row["num_steps"])
-    found = calibrate_noise_multiplier(
-        gaussian(0.0, sampler), target_epsilon=target, target_delta=delta, num_steps=num_steps
-    )
-    z = found.noise_multiplier
-    assert z == pytest.approx(float(row["noise_multiplier"]), rel=0.006)
-    assert epsilon_of(z, sampler, num_steps, delta) <= target < epsilon_of(0.99 * z, sampler, num_steps, delta)
-
-
 @pytest.mark.slow
 def test_tiny_noise_is_answered():
     assert epsilon_of(0.01, Poisson(1e-4, 1), 50_000, 1e-4) == pytest.approx(75_188, rel=0.005)
@@ -282,7 +261,7 @@ def test_rdp_of_one_step_against_mpmath():
         )
         expected = float(mpmath.log(moment) / (alpha - 1))
     step = _Step(z, q, ADD, False, 1)
-    found = step._rdp([float(alpha)])[0]
+    found = step.pair.divergences([float(alpha)])[0]
     assert expected <= found <= expected * (1 + 1e-6)
 
 
@@ -296,6 +275,16 @@ def test_the_rounding_of_the_fft_is_paid_for():
     exact = get_epsilon_gaussian(z / math.sqrt(num_steps), delta)
     error = composed.self_compose(num_steps).get_delta_for_epsilon(exact) - delta
     assert abs(error) < 0.1 * 8 * np.finfo(float).eps * num_steps
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 11, 1000])
+@pytest.mark.parametrize("sampler, adjacency", [(Poisson(0.01, 8), ADD), (FixedSize(8, 800), REPLACE)])
+@pytest.mark.parametrize("interval", [10.0, 0.05, 0.001])  # from a few losses, which are kept sparse, to thousands
+def test_composing_sooner_changes_no_bit(sampler, adjacency, interval, count):
+    pld = _Step.of(sampler, 1.0, adjacency, count).pld(interval)
+    epsilons = [0.0, 0.1, 1.0, 10.0]
+    found = [_self_composed(pld, count).get_delta_for_epsilon(epsilon) for epsilon in epsilons]
+    assert found == [pld.self_compose(count).get_delta_for_epsilon(epsilon) for epsilon in epsilons]
 
 
 # --- exact cases and edges --------------------------------------------------------------------------------------------
@@ -363,34 +352,6 @@ def test_nominal_is_its_own_inverse():
     assert nominal_epsilon(noise_multiplier=1.0, **setting) == pytest.approx(1.715, abs=0.001)
     z = nominal_noise_multiplier(nominal_epsilon=0.7, **setting)
     assert nominal_epsilon(noise_multiplier=z, **setting) == pytest.approx(0.7)
-
-
-@pytest.mark.parametrize(
-    "sampler, adjacency",
-    [(Poisson(0.05, 8), ADD), (Poisson(0.05, 8), REPLACE), (FixedSize(8, 160), REPLACE),
-     (Shuffled(8, 160), ADD), (Stream(8), REPLACE)],
-)  # fmt: skip
-@pytest.mark.parametrize("target", [0.5, pytest.param(8.0, marks=pytest.mark.slow)])
-def test_calibration_is_safe_and_tight(sampler, adjacency, target):
-    found = calibrate_noise_multiplier(
-        gaussian(0.0, sampler, adjacency), target_epsilon=target, target_delta=1e-5, num_steps=100
-    )
-    z = found.noise_multiplier
-    assert found == gaussian(z, sampler, adjacency)
-    assert epsilon_of(z, sampler, 100, 1e-5, adjacency) <= target
-    assert epsilon_of(0.99 * z, sampler, 100, 1e-5, adjacency) > target
-
-
-def test_calibration_refuses_with_a_sentence():
-    mechanism = gaussian(1.0, Poisson(1e-9, 1))
-    with pytest.raises(ValueError, match=r"holds at noise_multiplier 0\.001"):
-        calibrate_noise_multiplier(mechanism, target_epsilon=1.0, target_delta=1e-3, num_steps=10)
-    with pytest.raises(ValueError, match="noise_multiplier > 10"):
-        calibrate_noise_multiplier(gaussian(1.0, Stream(8)), target_epsilon=1e-9, target_delta=1e-12, num_steps=10)
-    with pytest.raises(ValueError, match="target_epsilon > 0, got 0"):
-        calibrate_noise_multiplier(mechanism, target_epsilon=0, target_delta=1e-5, num_steps=10)
-    with pytest.raises(ValueError, match="num_steps >= 1, got 0"):
-        calibrate_noise_multiplier(mechanism, target_epsilon=1, target_delta=1e-5, num_steps=0)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])

@@ -23,7 +23,8 @@ from scipy.stats import norm
 
 import noisecast
 from noisecast import Poisson, SampledGaussian, composed_epsilon
-from noisecast.privacy.accounting import calibrate_noise_multiplier, epsilon_spent
+from noisecast.privacy.accounting import epsilon_spent
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.sampling import Shuffled
 from noisecast.privacy.tuning import Run

@@ -18,7 +18,7 @@ from noisecast.forecasting import forecast_best
 from noisecast.forecasting.forecasters import ELSEWHERE, Forecasters
 from noisecast.forecasting.outcome import Asker, Outcome, cheap
 from noisecast.optimizers import OPTIMIZERS
-from noisecast.privacy.accounting import calibrate_noise_multiplier
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import Sampler
 from noisecast.problems.problem import Problem

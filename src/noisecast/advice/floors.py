@@ -16,7 +16,8 @@ from functools import cached_property
 
 from noisecast.advice.probe import calibrate_after, epsilon_after
 from noisecast.advice.transfer import Curvature, gradient_noise_std
-from noisecast.privacy.accounting import PrivacySpent, calibrate_noise_multiplier, epsilon_spent, nominal_epsilon
+from noisecast.privacy.accounting import PrivacySpent, epsilon_spent, nominal_epsilon
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import Sampler
 from noisecast.theory.dp_sgd import DP_SGD

@@ -21,13 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from noisecast.privacy.accounting import (
-    LOG_MULTIPLIERS,
-    PrivacySpent,
-    calibrate_noise_multiplier,
-    epsilon_spent,
-    epsilon_text,
-)
+from noisecast.privacy.accounting import PrivacySpent, epsilon_spent, epsilon_text
+from noisecast.privacy.calibration import LOG_MULTIPLIERS, calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.noise import Purpose, RandomRoot, key_for
 from noisecast.privacy.sampling import Poisson, Sampler, Shuffled

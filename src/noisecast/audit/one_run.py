@@ -12,7 +12,8 @@ from noisecast import engines
 from noisecast.audit.bounds import lower_bound_of_guesses
 from noisecast.audit.verdict import Verdict
 from noisecast.optimizers import DPSGD, Optimizer, with_learning_rate
-from noisecast.privacy.accounting import calibrate_noise_multiplier, epsilon_spent
+from noisecast.privacy.accounting import epsilon_spent
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.noise import Purpose, RandomRoot, key_for
 from noisecast.privacy.sampling import Poisson

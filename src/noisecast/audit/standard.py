@@ -7,7 +7,7 @@ from noisecast.audit.one_run import one_run_audit
 from noisecast.audit.verdict import Verdict
 from noisecast.audit.white_box import white_box_audit
 from noisecast.optimizers import OPTIMIZERS, Optimizer
-from noisecast.privacy.accounting import calibrate_noise_multiplier
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.noise import RandomRoot
 from noisecast.privacy.sampling import FixedSize, Poisson, Sampler, Shuffled, Stream

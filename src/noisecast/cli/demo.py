@@ -12,7 +12,8 @@ from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reade
 from noisecast.cli.progress import share_progress
 from noisecast.files import why_unwritable
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
-from noisecast.privacy.accounting import calibrate_noise_multiplier, epsilon_text
+from noisecast.privacy.accounting import epsilon_text
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson
 from noisecast.problems.datasets import bundled

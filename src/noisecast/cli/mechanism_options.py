@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from noisecast.cli.output import whole_number
-from noisecast.privacy.accounting import calibrate_noise_multiplier
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import Sampler, Shuffled, adjacency_named, sampler_named
 

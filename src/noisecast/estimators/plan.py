@@ -9,7 +9,8 @@ from typing import Any
 from noisecast.estimators import warned
 from noisecast.forecasting import Outcome, forecast_best
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
-from noisecast.privacy.accounting import calibrate_noise_multiplier, warnings_for
+from noisecast.privacy.accounting import warnings_for
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson
 from noisecast.release import TrainedModel, train

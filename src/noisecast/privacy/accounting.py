@@ -1,4 +1,4 @@
-"""What a mechanism costs: epsilon spent, the noise for a target epsilon, and the paper's nominal epsilon.
+"""What a mechanism costs: epsilon spent, and the paper's nominal epsilon.
 
 Every epsilon here except `nominal_epsilon` is a proven upper bound, on dp_accounting. What is ours is the choice of the
 worst case that is handed to it. One step is dominated by a pair (P, Q) when H_g(P, Q) = integral (P - g Q)_+ is at
@@ -20,27 +20,24 @@ units of l2_clip_norm, with noise N(0, z^2), N_m short for N(m, z^2) and g >= 1 
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
-from functools import cache, lru_cache, reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
+from noisecast.privacy.renyi import MACHINE_EPS, ORDERS, SampledPair, smallest_epsilons
 from noisecast.privacy.sampling import Sampler
 
 PLD, RDP, EXACT, NONE = "PLD", "RDP", "Gaussian (exact)", "none"
 STABLE = 0.005  # a PLD grid is fine enough when it moved the epsilon of one twice as coarse by less than this fraction
 MAX_STEP_LOSSES, MAX_TOTAL_LOSSES = 1_000_000, 8_000_000  # most grid points of one step's and of all steps' losses
-LOG_MULTIPLIERS = (math.log(1e-3), math.log(1e6))  # where calibration looks
-MACHINE_EPS = float(np.finfo(float).eps)
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ def _smaller_bound(
     parts: Sequence[_Step], target_delta: float, deadline: float
 ) -> tuple[float, str, dict[str, float | str], str | None]:
     """The smaller of the PLD and the RDP bound on all parts together: epsilon, accountant, details, note."""
-    rdp = _rdp_epsilon(parts, target_delta)
+    rdp = rdp_epsilon(parts, target_delta)
     pld = _pld_epsilon(parts, target_delta, rdp, deadline)
     details: dict[str, float | str] = {RDP: rdp, PLD: pld.epsilon if pld.epsilon < math.inf else str(pld.why)}
     epsilon, accountant = min((pld.epsilon, PLD), (rdp, RDP))
@@ -157,17 +154,19 @@ def epsilon_curve(mechanism: SampledGaussian, steps: ArrayLike, target_delta: fl
     [0.0, 0.84, 3.03]
     """
     _check_delta(target_delta)
-    return _epsilons_by_rdp(mechanism, np.atleast_1d(np.asarray(steps)), target_delta, _RDP_ORDERS)
+    return epsilons_by_rdp(mechanism, np.atleast_1d(np.asarray(steps)), target_delta)
 
 
-def _epsilons_by_rdp(mechanism: SampledGaussian, counts: NDArray, target_delta: float, ladder: tuple) -> NDArray:
+def epsilons_by_rdp(
+    mechanism: SampledGaussian, counts: NDArray, target_delta: float, ladder: Sequence[tuple] = ORDERS
+) -> NDArray:
     z, sampler, adjacency = mechanism.noise_multiplier, mechanism.sampler, mechanism.adjacency
     each = [_Step.of(sampler, z, adjacency, int(count)) for count in counts]
     if z == 0:
         return np.array([math.inf if step.count else 0.0 for step in each])
     sampled = [step for step in each if step.count and step.probability < 1]
-    counts = np.array([step.count for step in sampled])
-    bounds = iter(sampled[0].rdp_epsilons(counts, target_delta, ladder) if sampled else ())
+    sampled_counts = [[step.count] for step in sampled]
+    bounds = iter(smallest_epsilons([sampled[0].pair], sampled_counts, target_delta, ladder) if sampled else ())
     return np.array(
         [
             0.0
@@ -178,108 +177,6 @@ def _epsilons_by_rdp(mechanism: SampledGaussian, counts: NDArray, target_delta: 
             for step in each
         ]
     )
-
-
-def calibrate_noise_multiplier(
-    mechanism: SampledGaussian, *, target_epsilon: float, target_delta: float, num_steps: int
-) -> SampledGaussian:
-    """The mechanism with the least noise whose epsilon stays within target_epsilon, checked after it is found.
-
-    The noise multiplier is rounded up to four digits; epsilon(z) <= target_epsilon < epsilon(0.99 z).
-
-    Args:
-      mechanism: as it shall be; its noise_multiplier is ignored.
-      target_epsilon: > 0, finite.   target_delta: 0 < delta < 1.   num_steps: T >= 1.
-    Raises: ValueError when a number is out of range or no noise multiplier from 0.001 to 10^6 is the answer.
-
-    >>> from noisecast.privacy.sampling import Poisson
-    >>> mechanism = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
-    >>> found = calibrate_noise_multiplier(mechanism, target_epsilon=1.0, target_delta=1e-5, num_steps=39_000)
-    >>> 2.01 < found.noise_multiplier < 2.03
-    True
-    """
-    if not 0 < target_epsilon < math.inf:
-        raise ValueError(f"Expected a finite target_epsilon > 0, got {target_epsilon}.")
-    if num_steps < 1:
-        raise ValueError(f"Expected num_steps >= 1, got {num_steps}.")
-
-    def epsilon(z: float) -> float:
-        candidate = mechanism.with_noise_multiplier(z)
-        return epsilon_spent(candidate, num_steps=num_steps, target_delta=target_delta).epsilon
-
-    too_little = [0.0]  # noise: with it, and by monotonicity with less, the budget is exceeded
-
-    @cache
-    def excess(log_z: float) -> float:
-        ratio = epsilon(math.exp(log_z)) / target_epsilon
-        if ratio > 1:
-            too_little.append(math.exp(log_z))
-        return math.log(min(max(ratio, 1e-3), 1e12))  # epsilon may be 0, or infinite
-
-    start = _log_multiplier_by_rdp(mechanism, target_epsilon, target_delta, num_steps)
-    z = _round_up_to_four_digits(math.exp(_zero_of(excess, start, target_epsilon)))
-    while epsilon(z) > target_epsilon:  # the private side, whatever the search did
-        z = _round_up_to_four_digits(z * 1.0005)
-    while 0.99 * z > max(too_little) and epsilon(0.99 * z) <= target_epsilon:
-        z = 0.99 * z
-    return mechanism.with_noise_multiplier(z)
-
-
-def _log_multiplier_by_rdp(
-    mechanism: SampledGaussian, target_epsilon: float, target_delta: float, num_steps: int
-) -> float:
-    """ln z, within 2 %, at which a rough bound meets the target: where the search with PLD starts."""
-    low, high = LOG_MULTIPLIERS
-    while high - low > 0.02:
-        middle = (low + high) / 2
-        candidate = mechanism.with_noise_multiplier(math.exp(middle))
-        # Whole orders alone: a hundred times cheaper than fractional ones, and near enough for a start.
-        bound = _epsilons_by_rdp(candidate, np.array([num_steps]), target_delta, (_WHOLE_ORDERS,))[0]
-        low, high = (middle, high) if bound > target_epsilon else (low, middle)
-    return high
-
-
-def _zero_of(excess: Callable[[float], float], log_z: float, target_epsilon: float) -> float:
-    """ln z, within 5e-4 above where ln(epsilon / target) turns negative: secants kept inside a bracket.
-
-    Each evaluation is an accountant's whole work, and a grid's epsilon may jump, to 0 too: where secants do not settle,
-    halving does.
-    """
-    low, high = -math.inf, math.inf  # excess(low) > 0 >= excess(high)
-    slope, value = -1.5, excess(log_z)
-    while value > 0 or value < -2e-4:
-        low, high = (log_z, high) if value > 0 else (low, log_z)
-        if high - low < 5e-4:
-            return high
-        moved = min(max(log_z - (value + 1e-4) / slope, log_z - 1.0), log_z + 1.0)
-        if not low < moved < high:
-            moved = (low + high) / 2
-        _check_reach(moved, target_epsilon)
-        new_value = excess(moved)
-        # Two points closer than a grid's own tolerance tell nothing of the slope; epsilon falls at least like z^-0.2.
-        if abs(moved - log_z) > 0.01:
-            slope = min((new_value - value) / (moved - log_z), -0.2)
-        log_z, value = moved, new_value
-    return log_z
-
-
-def _check_reach(log_z: float, target_epsilon: float) -> None:
-    if log_z > LOG_MULTIPLIERS[1]:
-        raise ValueError(
-            f"Expected a target_epsilon within reach, got {target_epsilon}: it needs noise_multiplier > 10^6; "
-            "take fewer steps, a larger delta or more data."
-        )
-    if log_z < LOG_MULTIPLIERS[0]:
-        raise ValueError(
-            f"Expected a target_epsilon that noise decides, got {target_epsilon}: it holds at noise_multiplier "
-            "0.001; set the noise yourself, or ask for a smaller target_epsilon or target_delta."
-        )
-
-
-def _round_up_to_four_digits(z: float) -> float:
-    digit = 10.0 ** (math.floor(math.log10(z)) - 3)
-    # Division by a power of ten may land a hair above the integer it stands for.
-    return float(f"{math.ceil(z / digit - 1e-9) * digit:.4g}")
 
 
 def epsilon_text(epsilon: float, digits: int = 4) -> str:
@@ -404,6 +301,12 @@ class _Step:
         """How far apart, in units of C, the sums of neighbours can be when the record is surely in the batch."""
         return 2.0 if self.adjacency == Adjacency.REPLACE_ONE else 1.0
 
+    @property
+    def pair(self) -> SampledPair:
+        return SampledPair(
+            self.probability, self.noise_multiplier / self.shift, self.adjacency == Adjacency.REPLACE_ONE
+        )
+
     def exact_epsilon(self, target_delta: float) -> float:
         """Epsilon of `count` unsampled steps: one Gaussian with z / (shift sqrt(count)) (Balle and Wang, 2018)."""
         from dp_accounting import get_epsilon_gaussian
@@ -412,42 +315,6 @@ class _Step:
         with np.errstate(divide="ignore"):  # it takes the logarithm of a vanishing delta on its way
             epsilon = float(get_epsilon_gaussian(z, target_delta))
         return epsilon * (1 + 1e-9) + 1e-12 if epsilon > 0 else 0.0  # the root finder stops on either side
-
-    def rdp_epsilons(self, counts: NDArray, target_delta: float, ladder: tuple) -> NDArray[np.float64]:
-        """Epsilon from Renyi differential privacy after each of `counts` steps, the best order for each."""
-        from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
-
-        best = np.full(len(counts), np.inf)
-        for orders in ladder:
-            rdp = self._rdp(orders)
-            found = [compute_epsilon(list(orders), list(count * rdp), target_delta) for count in counts]
-            best = np.minimum(best, [epsilon for epsilon, _ in found])
-            if all(order < orders[-1] for _, order in found):  # larger orders only where the largest is still the best
-                break
-        return best
-
-    def _rdp(self, orders: Sequence[float]) -> NDArray[np.float64]:
-        """Renyi divergence of one step at each order, (alpha - 1) RDP = log A_alpha.
-
-        dp_accounting gives A_alpha for add/remove with noise relative to the shift. Replacing a record: with
-        (A - 1) / (alpha (alpha - 1)) = integral_1^oo g^(alpha-2) H_g(P, Q) + g^(-alpha-1) H_g(Q, P) dg and both H_g
-        bounded by the fixed-size pair's (P = q N_2 + (1-q) N_0, Q = N_0), A <= A_alpha + E_Q (P/Q)^(1-alpha) - 1 <= 2
-        A_alpha - 1, as E_Q (P/Q)^(1-alpha) <= A_alpha (Mironov, Talwar and Zhang, 2019, Thm 5). Poisson is one of the
-        cases bounded.
-        """
-        import dp_accounting as dp
-
-        event = dp.PoissonSampledDpEvent(self.probability, dp.GaussianDpEvent(self.noise_multiplier / self.shift))
-        alpha = np.asarray(orders, float)
-        with _quiet():  # it warns of fractional orders that do not converge, and leaves them out
-            rdp = dp.rdp.RdpAccountant(list(orders)).compose(event).rdp
-        # The divergence grows with the order, so a bound at a larger order is one at a smaller.
-        log_a = np.minimum.accumulate(rdp[::-1])[::-1] * (alpha - 1)
-        # What float64 may have lost in the sum of about alpha terms, given back, so that the bound stays one.
-        log_a = np.maximum(log_a, 0) + 8 * MACHINE_EPS * alpha * np.log(alpha + 2)
-        if self.adjacency == Adjacency.REPLACE_ONE:
-            log_a = np.where(log_a > 1, log_a + math.log(2), np.log1p(2 * np.expm1(np.minimum(log_a, 1))))
-        return log_a / (alpha - 1)
 
     @property
     def largest_loss(self) -> float:
@@ -490,29 +357,6 @@ class _Step:
         return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -last, last, deltas)
 
 
-_WHOLE_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256, 512, 1024)
-
-# Tried in turn, each only when the largest order of the one before is still the best: a small epsilon needs large
-# orders.
-_RDP_ORDERS = (
-    tuple(1 + np.geomspace(0.0101, 9.9, 120)) + tuple(range(11, 64)) + tuple(range(64, 256, 8)),
-    tuple(int(order) for order in np.geomspace(248, 4096, 24)),
-    tuple(int(order) for order in np.geomspace(4096, 16384, 8)),
-)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings of dp_accounting's log, for the time of the block."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 @dataclass(frozen=True)
 class _PldAnswer:
     """A PLD epsilon (inf if none), and why it is missing or not settled (None if it is)."""
@@ -521,18 +365,9 @@ class _PldAnswer:
     why: str | None
 
 
-def _rdp_epsilon(parts: Sequence[_Step], target_delta: float) -> float:
-    """Epsilon of all parts together: their Renyi divergences add up, and the best order is the whole's."""
-    from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
-
-    best = math.inf
-    for orders in _RDP_ORDERS:
-        rdp = sum(part.count * part._rdp(orders) for part in parts)
-        epsilon, order = compute_epsilon(list(orders), list(np.atleast_1d(rdp)), target_delta)
-        best = min(best, float(epsilon))
-        if order < orders[-1]:  # larger orders only where the largest is still the best
-            break
-    return best
+def rdp_epsilon(parts: Sequence[_Step], target_delta: float) -> float:
+    """Epsilon of all parts together by Renyi differential privacy."""
+    return float(smallest_epsilons([part.pair for part in parts], [[part.count for part in parts]], target_delta)[0])
 
 
 def _pld_epsilon(parts: Sequence[_Step], target_delta: float, rdp_epsilon: float, deadline: float) -> _PldAnswer:
@@ -553,7 +388,7 @@ def _pld_epsilon(parts: Sequence[_Step], target_delta: float, rdp_epsilon: float
     while True:
         if 2 * largest / interval > MAX_STEP_LOSSES or known / interval > MAX_TOTAL_LOSSES:
             return _PldAnswer(best, _unfinished(best, "the grid that would settle it is too fine"))
-        each = [part.pld(interval).self_compose(part.count) for part in parts]
+        each = [_self_composed(part.pld(interval), part.count) for part in parts]
         composed = reduce(lambda one, other: one.compose(other), each)
         epsilon = _smallest_epsilon(composed, target_delta - rounding, known)
         if best - epsilon < STABLE * epsilon or epsilon == 0:
@@ -564,6 +399,18 @@ def _pld_epsilon(parts: Sequence[_Step], target_delta: float, rdp_epsilon: float
         if now + 3 * (now - started) > deadline:
             return _PldAnswer(best, _unfinished(best, "the time limit was near"))
         started = now
+
+
+def _self_composed(pld: Any, count: int) -> Any:
+    """pld.self_compose(count), sooner.
+
+    dp_accounting works out size^count, a number of up to a million digits, to see whether sparse losses stay few. More
+    than ten times two or more of them do not, and what it does then is this.
+    """
+    each = [pld._pmf_remove] if pld._symmetric else [pld._pmf_remove, pld._pmf_add]
+    if count > 10 and all(pmf.size > 1 for pmf in each):
+        pld = type(pld)(*(pmf.to_dense_pmf() for pmf in each))
+    return pld.self_compose(count)
 
 
 def _unfinished(best: float, reason: str) -> str:

@@ -34,19 +34,19 @@ from enum import StrEnum
 import numpy as np
 
 from noisecast.privacy.accounting import (
-    _RDP_ORDERS,
     EXACT,
     NONE,
     RDP,
     PrivacySpent,
     _check_delta,
-    _rdp_epsilon,
     _smaller_bound,
     _Step,
+    rdp_epsilon,
 )
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
+from noisecast.privacy.renyi import ORDERS
 
-ALL_ORDERS = tuple(order for ladder in _RDP_ORDERS for order in ladder)
+ALL_ORDERS = tuple(order for ladder in ORDERS for order in ladder)
 Cell = tuple[SampledGaussian, int]  # what every step of a run releases, and how many there are
 
 
@@ -103,7 +103,7 @@ def composed_epsilon(
         epsilon = parts[0].exact_epsilon(target_delta)
         return answer(epsilon, EXACT, {EXACT: epsilon}, None)
     if are_adaptive and len(runs) > 1:
-        epsilon = _rdp_epsilon(parts, target_delta)
+        epsilon = rdp_epsilon(parts, target_delta)
         return answer(epsilon, RDP, {RDP: epsilon}, "Runs that may depend on earlier ones add up by RDP alone.")
     return answer(*_smaller_bound(parts, target_delta, deadline))
 
@@ -269,7 +269,7 @@ def repeat_select_epsilon(cells: Sequence[Cell], *, trials: TrialDistribution, t
     if not steps:
         note = "No step is taken, so nothing is released."
         return PrivacySpent(0.0, target_delta, NONE, adjacency, None, {NONE: 0.0}, note)
-    one_trial = np.max([step.count * step._rdp(ALL_ORDERS) for step in steps], axis=0)
+    one_trial = np.max([step.count * step.pair.divergences(ALL_ORDERS) for step in steps], axis=0)
     # dp_accounting's public event takes only divergences that it computes itself, not those of our worst cases.
     best = _compute_rdp_repeat_and_select(ALL_ORDERS, one_trial, trials.mean, trials.shape)
     epsilon = float(compute_epsilon(list(ALL_ORDERS), list(best), target_delta)[0])

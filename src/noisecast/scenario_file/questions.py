@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from noisecast.privacy.accounting import calibrate_noise_multiplier
+from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Sampler, Stream, adjacency_named, sampler_named
 from noisecast.problems.problem import Problem
