@@ -1,5 +1,6 @@
 """Forecasts by processes beside this one: the same numbers, whatever becomes of the processes."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -43,7 +44,32 @@ def test_processes_give_the_same_numbers_in_the_same_order_and_may_be_killed(mon
         for process in ask._processes:
             process.kill()
         assert losses(ask(FEW, scenarios, [10])) == pytest.approx(here, rel=1e-12)
-    assert not any(process.is_alive for process in ask._processes)
+        processes = ask._processes
+    assert processes and not any(process.is_alive for process in processes)
+
+
+def test_processes_start_while_a_problem_is_read_and_wait_for_it(monkeypatch):
+    monkeypatch.setattr(forecasters, "WORTH_PROCESSES", 1)
+    monkeypatch.setattr(forecasters, "LONG_READING", 0.0)
+    with Forecasters() as ask:
+        ask._start_soon.join()
+        early = list(ask._processes)
+        assert losses(ask.about(PROBLEM)(FEW, asked()[:2], [])).shape == (2, 1)
+        assert early and ask._processes == early
+    assert not any(process.is_alive for process in early)
+
+
+@pytest.mark.parametrize("becomes", ["small", "nothing"])
+def test_processes_that_were_started_for_nothing_end(monkeypatch, becomes):
+    monkeypatch.setattr(forecasters, "LONG_READING", 0.0)
+    with suppress(ValueError), Forecasters() as ask:
+        ask._start_soon.join()
+        early = list(ask._processes)
+        if becomes == "nothing":
+            raise ValueError("no file")
+        assert ask.about(PROBLEM).num_processes == 0 and losses(ask(FEW, asked()[:1], [])).shape == (1, 1)
+        assert not any(process.is_alive for process in early)
+    assert early and not any(process.is_alive for process in early)
 
 
 def test_each_ends_at_its_own_last_step():

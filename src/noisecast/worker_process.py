@@ -29,10 +29,10 @@ class WorkerProcess:
 
     Args:
       module: its function `main` calls `serve`.
-      first: what it prepares itself with, pickled.
+      first: what it prepares itself with, pickled; where None, `first` is set before the first question.
     """
 
-    def __init__(self, module: str, first: bytes) -> None:
+    def __init__(self, module: str, first: bytes | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {module} import main; main()"],
             stdin=subprocess.PIPE,
@@ -40,7 +40,7 @@ class WorkerProcess:
             env=os.environ | ONE_CORE,
             start_new_session=True,  # Ctrl-C is for who started it to answer
         )
-        self._first: bytes | None = first
+        self.first = first
 
     @property
     def is_alive(self) -> bool:
@@ -49,9 +49,9 @@ class WorkerProcess:
     def ask(self, question: Any) -> Any:
         """Its answer. Raises: EOFError or OSError when it was killed."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        if self._first is not None:
-            _send_bytes(self._process.stdin, self._first)
-            self._first = None
+        if self.first is not None:
+            _send_bytes(self._process.stdin, self.first)
+            self.first = None
         _send(self._process.stdin, question)
         return _receive(self._process.stdout)
 

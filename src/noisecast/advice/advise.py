@@ -31,7 +31,8 @@ from noisecast.table import EXTRAPOLATED, OK
 WORTH_RETUNING = 2e-3  # of the value: a smaller gain does not change settings
 WORTH_OTHER_BATCHES = 1e-2
 # For many examples: half a full forecast's time, and on IMDB's 32 cells at most 0.5 % off it.
-SHOWN = Moments(full_covariance_features=100, time_steps=10, subsample=6000)
+MANY = 6000
+SHOWN = Moments(full_covariance_features=100, time_steps=10, subsample=MANY)
 CONTENDS = 0.01  # behind the best optimizer by less, others are tried with other batches too
 
 
@@ -91,6 +92,7 @@ def advise(
     metric: str = "loss",
     moments: Moments | None = None,
     progress: Progress = lambda share: None,
+    forecasters: Forecasters | None = None,
 ) -> Advice:
     """Which optimizer and settings to use at each budget, by forecasts. Nothing is trained. Non-private.
 
@@ -114,6 +116,7 @@ def advise(
       optimizers: classes; those that were not tuned are looked for from scratch, with the first one's batches.
       metric: of the last step; accuracies are made large, everything else small.
       moments: how to forecast what is shown, instead.   progress: told the share of the work that is done, roughly.
+      forecasters: processes that started while the problem was read, and end here; None: they start now.
     Raises: ValueError for a budget out of range or reach, several settings or problems, no forecast of the problem.
 
     >>> import numpy as np
@@ -128,8 +131,9 @@ def advise(
     ('re-tuned', True, True)
     """
     epsilons = _checked(tuned, target_epsilons, optimizers, moments or SHOWN)
-    with Forecasters(tuned[0].problem) as forecasters:
-        work = _Work(tuple(tuned), epsilons, metric, moments, progress, forecasters)
+    problem = tuned[0].problem
+    with forecasters.about(problem) if forecasters else Forecasters(problem) as ask:
+        work = _Work(tuple(tuned), epsilons, metric, moments, progress, ask)
         ways: Ways = {"kept": work.kept(optimizers)}
         if may_retune:
             found = work.retuned(optimizers)
@@ -227,8 +231,8 @@ class _Work:
         forecasters: Forecasters,
     ) -> None:
         self.tuned, self.epsilons, self.metric = tuned, epsilons, metric
-        is_long = (tuned[0].problem.num_examples or 0) > SHOWN.subsample
-        self.settings = (moments,) if moments else (SHOWN, Moments()) if is_long else (Moments(),)
+        has_many = (tuned[0].problem.num_examples or 0) > MANY
+        self.settings = (moments,) if moments else (SHOWN, Moments()) if has_many else (Moments(),)
         self.cheap, self.progress, self.forecasters = cheap(self.settings[0], metric), progress, forecasters
         self.asker = Asker(metric, self.cheap, self._tick, forecasters)
         self.num_asked = 0

@@ -73,7 +73,9 @@ def accuracy(
     if standard_error is not None:
         with share_progress(f"Training until each mean is known to {percent(standard_error)}") as progress:
             # Hours of training: what an interrupted run has by then, the file holds.
-            for table in trained_on(able, table, standard_error, count, most_seeds, question.record_at, progress):
+            rounds = trained_on(able, table, standard_error, count, most_seeds, question.record_at, progress)
+            for after_round in rounds:
+                table = after_round
                 if output is not None:
                     write_table(table, output)
     frame = accuracy_picture.data(table)

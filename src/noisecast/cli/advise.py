@@ -102,17 +102,24 @@ def _advise(
 ) -> None:
     from noisecast.advice.advise import advise as ask
     from noisecast.cli.answer import check_places
+    from noisecast.forecasting.forecasters import Forecasters
     from noisecast.privacy.accounting import warnings_for
     from noisecast.table import write_table
 
     check_places(output, None)
     _check_folder(settings)
-    tuned = _tuned(file)
-    warn(dict.fromkeys(s for each in tuned for s in warnings_for(each.mechanism, target_delta=each.target_delta)))
-    with share_progress("Forecasting") as progress:
-        advice = ask(
-            tuned, target_epsilons=budgets, may_retune=not keep, may_change_batches=not same_batches, progress=progress
-        )
+    with Forecasters() as forecasters:
+        tuned = _tuned(file)
+        warn(dict.fromkeys(s for each in tuned for s in warnings_for(each.mechanism, target_delta=each.target_delta)))
+        with share_progress("Forecasting") as progress:
+            advice = ask(
+                tuned,
+                target_epsilons=budgets,
+                may_retune=not keep,
+                may_change_batches=not same_batches,
+                progress=progress,
+                forecasters=forecasters,
+            )
     if output is not None:
         write_table(advice.rows, output)
     written = [] if settings is None else _write_settings(advice, file, settings)

@@ -122,7 +122,7 @@ def forecast(
 
 
 def moments_with(subsample: int | None, time_steps: int | None) -> Moments:
-    given = {"subsample": subsample, "time_steps": time_steps}
+    given: Any = {"subsample": subsample, "time_steps": time_steps}
     return Moments(**{name: value for name, value in given.items() if value is not None})
 
 

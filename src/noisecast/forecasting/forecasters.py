@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from threading import Timer
 from typing import Any, TypeVar
 
 from noisecast.problems.problem import Problem
@@ -17,6 +18,7 @@ from noisecast.scenario import Scenario
 from noisecast.worker_process import WorkerProcess, pickled, serve
 
 WORTH_PROCESSES = 2000  # examples: with fewer, hundreds of forecasts take less than a process to start
+LONG_READING = 1.0  # [s]: what takes longer is a problem worth processes, most likely
 LARGEST_PROBLEM = 2**30  # bytes that are sent to each
 
 Asked = TypeVar("Asked")
@@ -30,23 +32,54 @@ class Forecasters:
     time: two threads are no faster than one, two processes are twice as fast. They start in the background, and what a
     killed one owes is computed here. Where the problem is small, or cannot be sent, all of it is.
 
+    Args:
+      problem: None where it is still to be read: `about` names it, and if that takes long, the processes have started.
+
     >>> from noisecast import quadratic
     >>> with Forecasters(quadratic([1.0], 1.0, example_noise_std=0.1)) as ask:
     ...     ask.num_processes                                                   # nothing is worth a process here
     0
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem, self._processes = problem, []
-        content = b""
+    def __init__(self, problem: Problem | None = None) -> None:
+        self._processes: list[WorkerProcess] = []
+        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        self._start_soon = Timer(LONG_READING, self._start)
+        if problem is None:
+            self._start_soon.start()
+        else:
+            self.about(problem)
+
+    def about(self, problem: Problem) -> "Forecasters":
+        """What all questions are about. Once."""
+        self._settle()
+        self._problem, content = problem, b""
         if (problem.num_examples or 0) >= WORTH_PROCESSES:
             with suppress(pickle.PicklingError, AttributeError, TypeError):
                 content = pickled(problem)
         if 0 < len(content) <= LARGEST_PROBLEM:
-            self._processes = [WorkerProcess(__name__, content) for _ in range(os.cpu_count() or 1)]
-        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+            if not self._processes:
+                self._start()
+        else:
+            self._end()
         for process in self._processes:
+            process.first = content
             self._idle.put(process)
+        return self
+
+    def _start(self) -> None:
+        self._processes = [WorkerProcess(__name__) for _ in range(os.cpu_count() or 1)]
+
+    def _settle(self) -> None:
+        """Afterwards the processes have started, or do not start by themselves."""
+        self._start_soon.cancel()
+        if self._start_soon.ident is not None:
+            self._start_soon.join()
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self._processes = []
 
     @property
     def num_processes(self) -> int:
@@ -56,8 +89,8 @@ class Forecasters:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for process in self._processes:
-            process.kill()
+        self._settle()
+        self._end()
 
     def __call__(self, moments: Moments, scenarios: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
         """In their order, as they are done."""
@@ -111,4 +144,6 @@ def _prepared(problem: Problem) -> Callable[[Any], Any]:
 
 
 def main() -> None:
+    import dp_accounting  # noqa: F401  takes seconds, and calibrations need it: better while a file is read
+
     serve(_prepared)
