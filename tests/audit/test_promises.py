@@ -311,6 +311,13 @@ def test_calibration_errs_on_the_private_side(sampler, adjacency, num_steps, tar
         assert spent <= target < 1.03 * spent
 
 
+@pytest.mark.parametrize("q, z, num_steps", [(0.01, 1.0, 1000), (0.01, 2.0, 2000), (0.002, 4.0, 10_000)])
+def test_the_renyi_epsilon_is_not_below_that_of_the_loss_distribution(q, z, num_steps):
+    """The second lies at most 1 % above the least epsilon that holds."""
+    found = epsilon_spent(gaussian(Poisson(q, 100.0), z=z), num_steps=num_steps, target_delta=1e-5).details
+    assert found["RDP"] >= 0.99 * found["PLD"]
+
+
 def test_a_ledger_counts_every_run(tmp_path):
     ledger = PrivacyLedger(tmp_path / "privacy.ledger", create=True)
     ledger.set_budget("data", epsilon=20.0, delta=1e-5)
