@@ -51,6 +51,10 @@ def test_epsilon_is_that_of_all_orders(q, z, is_replaced):
 
 
 def test_parts_add_up_at_the_best_order_of_the_whole():
+    two = [SampledPair(0.5, 10.353416715758142, False), SampledPair(1.0, 1.7133342021112086, True)]
+    of_both = looked_up(two)
+    expected = by_all_orders(lambda o: np.array([121, 1629]) @ np.array(of_both(o)), 1e-5, ORDERS)
+    assert smallest_epsilons(two, [[121, 1629]], 1e-5)[0] == pytest.approx(expected, rel=1e-12)
     pairs = [SampledPair(0.01, 1.0, False), SampledPair(0.002, 0.6, False), SampledPair(1.0, 50.0, False)]
     counts = np.array([[1000, 0, 1], [1000, 20_000, 10], [10, 100_000, 100]])
     of_all = looked_up(pairs)

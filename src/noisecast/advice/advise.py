@@ -153,7 +153,7 @@ def advise(
         else (),
         rows=pd.concat([table_of(*pair) for pair in work.full.values()], ignore_index=True),
         tried=pd.DataFrame(work.tried),
-        notes=tuple(dict.fromkeys(_notes(recommendations))),
+        notes=tuple(dict.fromkeys([*work.notes, *_notes(recommendations)])),
     )
 
 
@@ -240,6 +240,7 @@ class _Work:
         self.full: dict[str, tuple[Scenario, Forecast]] = {}  # by id
         self.prices: dict[str, TuningPrice] = {}  # by id
         self.tried: list[dict] = []
+        self.notes: list[str] = []
 
     def calibrated(self, scenario: Scenario, epsilon: float) -> Scenario:
         """The least noise whose epsilon stays within the budget."""
@@ -333,6 +334,11 @@ class _Work:
                 self.full[scenario.id] = scenario, forecast
                 self.progress(min(0.99, 0.5 + 0.5 * count / len(wanted)))
             if all(forecast.subsample_error <= LARGEST_SUBSAMPLE_ERROR for _, forecast in self.full.values()):
+                if moments is SHOWN:
+                    self.notes.append(
+                        f"Losses are forecast from {MANY:,} of {self.tuned[0].problem.num_examples:,} examples; "
+                        "with more, as `noisecast forecast` has them, they may move by about 1 %."
+                    )
                 break
         return {
             epsilon: [

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from threading import Timer
+from importlib import import_module
+from threading import Thread, Timer
 from typing import Any, TypeVar
 
 from noisecast.problems.problem import Problem
@@ -144,6 +145,6 @@ def _prepared(problem: Problem) -> Callable[[Any], Any]:
 
 
 def main() -> None:
-    import dp_accounting  # noqa: F401  takes seconds, and calibrations need it: better while a file is read
-
+    # It takes seconds, and calibrations need it: better while a file is read, and beside the watch that `serve` sets.
+    Thread(target=import_module, args=("dp_accounting",), daemon=True).start()
     serve(_prepared)

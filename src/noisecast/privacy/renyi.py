@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -127,7 +128,7 @@ def smallest_epsilons(
       pairs: the worst case of a step of each kind.   counts: (k, number of pairs) steps >= 0.
       target_delta: 0 < delta < 1.   ladder: orders > 1, ascending; the second tuple only where the last of the first
       is the best, and so on.
-    Returns: (k,) epsilon, the same as from all orders.
+    Returns: (k,) epsilon, the same as from all orders; of several pairs all are looked at.
 
     >>> smallest_epsilons([SampledPair(0.01, 1.0, False)], [[100], [10_000]], 1e-5).round(3).tolist()
     [1.214, 6.713]
@@ -149,6 +150,11 @@ def _at_best_orders(
     """(epsilon, order) for each row of counts."""
     from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
+    if len(known) > 1:
+        # A fractional order's bound may be that of a larger order, and where several pairs meet, of one not looked at.
+        for each, order in product(known, orders):
+            if order not in each:
+                each.look_at(order)
     divergences = [each.at_least(orders) for each in known]
     found = []
     for row in counts:
