@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import IO, Any
 
 # Each has one core: libraries that start a thread a core would only get in each other's way.
@@ -65,12 +66,18 @@ def pickled(content: Any) -> bytes:
     return pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def serve(prepare: Callable[[Any], Callable[[Any], Any]]) -> None:
-    """The program itself: prepares with the first object it receives, then answers every other; never returns."""
+def serve(prepare: Callable[[Any], Callable[[Any], Any]], *, imports: Sequence[str] = ()) -> None:
+    """The program itself: prepares with the first object it receives, then answers every other; never returns.
+
+    Args:
+      imports: modules that answers need and that take long, imported before the first object is there.
+    """
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # Whatever a library prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    for module in imports:
+        import_module(module)
     try:
         answer = prepare(_receive(sys.stdin.buffer))
         while True:

@@ -30,6 +30,7 @@ from noisecast.forecasting import Outcome
 from noisecast.forecasting.forecasters import Forecasters
 from noisecast.forecasting.outcome import Asker
 from noisecast.privacy.sampling import FixedSize, Shuffled
+from noisecast.problems.datasets import Dataset
 from noisecast.table import DIVERGED, EXTRAPOLATED, OK, read_table, write_table
 
 QUADRATIC = quadratic(np.ones(20), 0.3, example_noise_std=0.0)
@@ -168,6 +169,16 @@ def prediction(value, status=OK, optimizer=None, how="kept", spread=0.01):
     asked = scenario(optimizer or DPSGD(learning_rate=0.1))
     outcome = Outcome("loss", value, spread, status)
     return Prediction(asked, how, outcome, {"loss": value})
+
+
+def test_a_note_says_that_not_all_of_many_examples_were_used():
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(advising.MANY + 1000, 3)).astype(np.float32)
+    labels = (rows[:, 0] + rng.logistic(size=len(rows)) > 0).astype(int)
+    many = scenario(DPSGD(learning_rate=1.0), problem=linear_model(Dataset("many", rows, labels, ("no", "yes"))))
+    asked = {"target_epsilons": [1.0], "optimizers": [DPSGD], "may_retune": False}
+    assert any("6,000 of 7,000 examples" in note for note in advise([many], **asked).notes)
+    assert not advise([many], **asked, moments=Moments(time_steps=4, subsample=2000)).notes
 
 
 def test_what_is_extrapolated_or_diverged_is_never_preferred_silently():

@@ -30,7 +30,7 @@ from noisecast.table import EXTRAPOLATED, OK
 
 WORTH_RETUNING = 2e-3  # of the value: a smaller gain does not change settings
 WORTH_OTHER_BATCHES = 1e-2
-# For many examples: half a full forecast's time, and on IMDB's 32 cells at most 0.5 % off it.
+# For many examples: less than half a full forecast's time, and on IMDB's 32 cells at most 0.5 % off it.
 MANY = 6000
 SHOWN = Moments(full_covariance_features=100, time_steps=10, subsample=MANY)
 CONTENDS = 0.01  # behind the best optimizer by less, others are tried with other batches too
@@ -153,7 +153,7 @@ def advise(
         else (),
         rows=pd.concat([table_of(*pair) for pair in work.full.values()], ignore_index=True),
         tried=pd.DataFrame(work.tried),
-        notes=tuple(dict.fromkeys([*work.notes, *_notes(recommendations)])),
+        notes=tuple(dict.fromkeys(_notes(recommendations, work.shown_by))),
     )
 
 
@@ -240,7 +240,7 @@ class _Work:
         self.full: dict[str, tuple[Scenario, Forecast]] = {}  # by id
         self.prices: dict[str, TuningPrice] = {}  # by id
         self.tried: list[dict] = []
-        self.notes: list[str] = []
+        self.shown_by = self.settings[0]
 
     def calibrated(self, scenario: Scenario, epsilon: float) -> Scenario:
         """The least noise whose epsilon stays within the budget."""
@@ -329,16 +329,12 @@ class _Work:
         """Better forecasts of what was found, all with as many examples."""
         wanted = {each.id: each for way in ways.values() for scenarios in way.values() for each in scenarios}
         for moments in self.settings:
+            self.shown_by = moments
             forecasts = self.forecasters(moments, list(wanted.values()), [])
             for count, (scenario, forecast) in enumerate(zip(wanted.values(), forecasts, strict=True), start=1):
                 self.full[scenario.id] = scenario, forecast
                 self.progress(min(0.99, 0.5 + 0.5 * count / len(wanted)))
             if all(forecast.subsample_error <= LARGEST_SUBSAMPLE_ERROR for _, forecast in self.full.values()):
-                if moments is SHOWN:
-                    self.notes.append(
-                        f"Losses are forecast from {MANY:,} of {self.tuned[0].problem.num_examples:,} examples; "
-                        "with more, as `noisecast forecast` has them, they may move by about 1 %."
-                    )
                 break
         return {
             epsilon: [
@@ -419,9 +415,16 @@ def _passed_over(chosen: Prediction, predictions: Sequence[Prediction]) -> int:
     )
 
 
-def _notes(recommendations: Sequence[Recommendation]) -> list[str]:
+def _notes(recommendations: Sequence[Recommendation], shown_by: Moments) -> list[str]:
     """What the forecasts of the chosen settings say against themselves."""
-    return [
+    of_few = []
+    if shown_by is SHOWN:
+        count = recommendations[0].chosen.scenario.problem.num_examples
+        of_few = [
+            f"Losses are forecast from {MANY:,} of {count:,} examples; with more, as `noisecast forecast` has them, "
+            "they may move by about 1 %."
+        ]
+    return of_few + [
         f"At ε = {each.target_epsilon:g}, {each.chosen.scenario.optimizer.name}: {reason}"
         for each in recommendations
         for reason in each.chosen.outcome.reasons

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
-from threading import Thread, Timer
+from threading import Timer
 from typing import Any, TypeVar
 
 from noisecast.problems.problem import Problem
@@ -145,6 +144,4 @@ def _prepared(problem: Problem) -> Callable[[Any], Any]:
 
 
 def main() -> None:
-    # It takes seconds, and calibrations need it: better while a file is read, and beside the watch that `serve` sets.
-    Thread(target=import_module, args=("dp_accounting",), daemon=True).start()
-    serve(_prepared)
+    serve(_prepared, imports=["dp_accounting"])  # for calibrations
