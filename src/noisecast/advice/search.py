@@ -21,7 +21,7 @@ Ask = Callable[[list[Scenario]], list[Outcome]]
 
 RATE_STEP, CLIP_STEP = math.log(1.8), math.log(2.0)  # sides of the stencil that a parabola is put through
 FURTHEST = 1.5  # of its sides, that the parabola's vertex is trusted
-MOST_ROUNDS = 8
+MOST_ROUNDS, VERTICES = 8, 3  # a round has a stencil, and at most that many vertices
 WORTH_A_ROUND = 2e-3  # of the value: a smaller gain ends a search
 FLAT = 1e-3  # of the value: what a parabola bends by less than this within the stencil is not followed
 
@@ -72,9 +72,11 @@ def best_near(start: Scenario, *, clip_too: bool = True, most_rounds: int = MOST
     """The best learning rate, and clip norm, from `start` downhill; noise, batches and steps stay.
 
     Each round asks about a stencil of six cells in the logarithms of rate and clip (of three without the clip), and
-    about the vertex of the parabola through them, at most 1.5 sides away. It ends when a round gains less than 0.2 %,
-    or when the vertex lies within the stencil and is what the parabola said of it. What diverges or is extrapolated is
-    never preferred to what is not (`Outcome.order`).
+    about the vertex of the parabola through them, at most 1.5 sides away. A vertex that lies within the stencil and is
+    the best cell, but not what the parabola said of it, belongs to the next parabola, and its vertex is asked about, at
+    most three in all. The search ends when a round gains less than 0.2 %, or when a vertex within the stencil was to
+    0.2 % what the parabola said of it, and no cell is better. What diverges or is extrapolated is never preferred to
+    what is not (`Outcome.order`).
     """
     known: dict[_Place, Outcome] = {}
 
@@ -88,14 +90,20 @@ def best_near(start: Scenario, *, clip_too: bool = True, most_rounds: int = MOST
     for _ in range(most_rounds):
         stencil = _stencil(centre, shrunk, clip_too)
         yield from ask(stencil)
-        vertex, promised = _vertex(stencil, [known[place] for place in stencil], shrunk)
-        yield from ask([vertex])
-        best = min(known, key=lambda place: known[place].order)
+        best, is_settled = centre, False
+        for _ in range(VERTICES):
+            vertex, promised = _vertex(best, known, stencil, shrunk)
+            yield from ask([vertex])
+            best = min(known, key=lambda place: known[place].order)
+            is_beside = _is_beside(vertex, centre)
+            is_settled = is_beside and _is_nearly(known[vertex], promised) and _is_nearly(known[best], promised)
+            if is_settled or best != vertex or not is_beside:
+                break
         if known[best].lead_over(known[centre]) < WORTH_A_ROUND:
             if all(known[place].order[0] == known[centre].order[0] for place in stencil) or shrunk < 1:
                 break
             shrunk = 0.4  # a cliff beside the centre: look closer, once
-        elif best == vertex and _is_beside(best, centre) and _is_as_promised(known[best], promised):
+        elif is_settled:
             break
         centre = best
     best = min(known, key=lambda place: known[place].order)
@@ -137,33 +145,37 @@ def _stencil(centre: _Place, shrunk: float, clip_too: bool) -> list[_Place]:
     return [_Place(centre.log_rate + u * rate, centre.log_clip + v * clip) for u, v in steps]
 
 
-def _vertex(stencil: Sequence[_Place], outcomes: Sequence[Outcome], shrunk: float) -> tuple[_Place, float]:
-    """Of the parabola through the stencil, and its value there; the centre and its own where there is none."""
-    centre = stencil[0]
-    ranks, values = zip(*(outcome.order for outcome in outcomes), strict=True)
-    if any(rank != ranks[0] for rank in ranks) or not np.isfinite(values).all():
-        return centre, values[0]
-    at, right, left, *clips = values
-    hessian, gradient = np.zeros((2, 2)), np.zeros(2)
-    hessian[0, 0], gradient[0] = right - 2 * at + left, (right - left) / 2
-    if clips:
-        up, down, across = clips
-        hessian[1, 1], gradient[1] = up - 2 * at + down, (up - down) / 2
-        # f(1, -1) of the parabola: all but the mixed term is known.
-        hessian[0, 1] = hessian[1, 0] = at + gradient[0] - gradient[1] + hessian[0, 0] / 2 + hessian[1, 1] / 2 - across
+def _vertex(
+    centre: _Place, known: dict[_Place, Outcome], stencil: Sequence[_Place], shrunk: float
+) -> tuple[_Place, float]:
+    """Of the parabola through the centre and near what is known, and its value there; the centre where none is.
+
+    It has six coefficients (three without the clip), which the stencil decides if nothing else inside it is known.
+    """
+    rank, at = known[centre].order
+    if any(known[place].order[0] != rank or not math.isfinite(known[place].order[1]) for place in stencil):
+        return centre, at
+    inside = (place for place, outcome in known.items() if outcome.order[0] == rank and _is_beside(place, stencil[0]))
+    others = [place for place in dict.fromkeys([*stencil, *inside]) if place != centre]
+    sides = shrunk * np.array([RATE_STEP, CLIP_STEP])
+    u, v = ((np.array(others) - centre) / sides).T
+    risen = np.array([known[place].order[1] for place in others]) - at
+    near = 1 / (0.1 + u**2 + v**2)
+    # Without the clip v and all that it makes is 0, and so are its coefficients, the shortest that there are.
+    terms = np.stack([u, v, u**2 / 2, v**2 / 2, u * v], axis=1)
+    slope, slope_clip, bend, bend_clip, mixed = np.linalg.lstsq(terms * near[:, None], risen * near)[0]
+    gradient, hessian = np.array([slope, slope_clip]), np.array([[bend, mixed], [mixed, bend_clip]])
     bends, axes = np.linalg.eigh(hessian)
     tilts = axes.T @ gradient
     steps = np.where(bends > FLAT * abs(at), -tilts / np.where(bends == 0, 1.0, bends), -FURTHEST * np.sign(tilts))
     # Along an axis that neither bends nor tilts there is nothing to be gained.
     steps = np.where(np.abs(tilts) > FLAT * abs(at), np.clip(steps, -FURTHEST, FURTHEST), 0.0)
     moved = np.clip(axes @ steps, -FURTHEST, FURTHEST)
-    place = _Place(
-        centre.log_rate + shrunk * RATE_STEP * float(moved[0]), centre.log_clip + shrunk * CLIP_STEP * float(moved[1])
-    )
+    place = _Place(*(centre + sides * moved))
     return place, at + float(gradient @ moved + moved @ hessian @ moved / 2)
 
 
-def _is_as_promised(outcome: Outcome, promised: float) -> bool:
+def _is_nearly(outcome: Outcome, promised: float) -> bool:
     return abs(outcome.order[1] - promised) <= WORTH_A_ROUND * abs(promised)
 
 

@@ -1,4 +1,4 @@
-"""Forecasts of one problem, and what else takes long, by processes beside this one, a core each."""
+"""Forecasts of one problem, and what else takes long, by this process and others beside it, a core each."""
 
 import os
 import pickle
@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from threading import Timer
 from typing import Any, TypeVar
+
+from threadpoolctl import threadpool_limits
 
 from noisecast.problems.problem import Problem
 from noisecast.runners.moments import Moments
@@ -29,8 +31,9 @@ class Forecasters:
     """`Moments.forecasts` for hundreds of forecasts of one problem; the same numbers.
 
     A forecast of few examples is many small pieces of linear algebra, and between them Python lets one thread run at a
-    time: two threads are no faster than one, two processes are twice as fast. They start in the background, and what a
-    killed one owes is computed here. Where the problem is small, or cannot be sent, all of it is.
+    time: two threads are no faster than one, two processes are twice as fast. This one is one of them. The others start
+    in the background, and what a killed one owes is computed here. Where the problem is small, or cannot be sent, all
+    of it is.
 
     Args:
       problem: None where it is still to be read: `about` names it, and if that takes long, the processes have started.
@@ -43,7 +46,8 @@ class Forecasters:
 
     def __init__(self, problem: Problem | None = None) -> None:
         self._processes: list[WorkerProcess] = []
-        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()  # None: this process
+        self._idle.put(None)
         self._start_soon = Timer(LONG_READING, self._start)
         if problem is None:
             self._start_soon.start()
@@ -68,7 +72,7 @@ class Forecasters:
         return self
 
     def _start(self) -> None:
-        self._processes = [WorkerProcess(__name__) for _ in range(os.cpu_count() or 1)]
+        self._processes = [WorkerProcess(__name__) for _ in range((os.cpu_count() or 1) - 1)]
 
     def _settle(self) -> None:
         """Afterwards the processes have started, or do not start by themselves."""
@@ -83,6 +87,7 @@ class Forecasters:
 
     @property
     def num_processes(self) -> int:
+        """Beside this one."""
         return len(self._processes)
 
     def __enter__(self) -> "Forecasters":
@@ -109,20 +114,24 @@ class Forecasters:
         if not self._processes:
             yield from (function(self._problem, each) for each in asked)
             return
-        with ThreadPoolExecutor(len(self._processes)) as attendants:
+        with threadpool_limits(1), ThreadPoolExecutor(1 + len(self._processes)) as attendants:
             yield from attendants.map(lambda each: self._one(function, each), asked)
 
     def _one(self, function: Callable[[Problem, Asked], Answer], asked: Asked) -> Answer:
         process = self._idle.get()
         try:
-            found: Any = process.ask((function, asked))
-        except (EOFError, OSError):  # killed
-            found = function(self._problem, asked)
+            found: Any = self._asked(process, function, asked) if process else function(self._problem, asked)
         finally:
             self._idle.put(process)
         if isinstance(found, Exception):
             raise found
         return found
+
+    def _asked(self, process: WorkerProcess, function: Callable[[Problem, Asked], Answer], asked: Asked) -> Any:
+        try:
+            return process.ask((function, asked))
+        except (EOFError, OSError):  # killed
+            return function(self._problem, asked)
 
 
 ELSEWHERE: Any = None  # a scenario's problem is in the process already

@@ -84,7 +84,7 @@ def cheap(moments: Moments, metric: str) -> Moments:
     return replace(
         moments,
         full_covariance_features=min(moments.full_covariance_features, 30),
-        time_steps=min(moments.time_steps, 6),
+        time_steps=min(moments.time_steps, 4),
         subsample=min(moments.subsample or 2000, 2000),
         loss_alone=metric == "loss",
     )
