@@ -198,8 +198,8 @@ BAD_DATA = [
     (logistic(data_norm=0.0), (X, Y2), "data_norm to be a finite number > 0"),
     (logistic(data_norm="x"), (X, Y2), "data_norm to be a finite number > 0"),
     (factorization(num_users=None), (PAIRS, RATINGS), "num_users to be a whole number"),
-    (factorization(num_users=3), (PAIRS, RATINGS), "Expected ids 0 .. 2"),
-    (factorization(), (PAIRS + 0.5, RATINGS), "Expected ids 0 .. 11"),
+    (factorization(num_users=3), (PAIRS, RATINGS), "Expected whole ids 0 .. 2"),
+    (factorization(), (PAIRS + 0.5, RATINGS), "Expected whole ids 0 .. 11"),
     (factorization(), (X, RATINGS[:1].repeat(400)), "two columns"),
     (factorization(), (PAIRS, RATINGS + 10), "rating"),
 ]

@@ -25,7 +25,7 @@ from noisecast import (
     linear_model,
     quadratic,
 )
-from noisecast.problems.datasets import Dataset
+from noisecast.problems.datasets import Dataset, bundled
 from noisecast.runners import Training
 from noisecast.runners.moments import Moments
 from noisecast.theory import sgd_moments
@@ -215,6 +215,24 @@ def test_time_steps_have_converged(optimizer):
     fine = final_loss(Moments(time_steps=300), optimizer=optimizer)
     assert final_loss(Moments(), optimizer=optimizer) == pytest.approx(fine, rel=3e-3)
     assert final_loss(Moments(time_steps=1), optimizer=optimizer) != pytest.approx(fine, rel=3e-3)
+
+
+@pytest.mark.parametrize(
+    "optimizer, clip, noise",
+    [
+        (DPSGD(learning_rate=3.0), 0.5, 1.868),  # 6 steps halved once at most: 5 times the loss
+        (DPSignSGD(learning_rate=0.178), 0.3, 1.0),  # 6 and 8: 1.8 and 5 times
+        (DPAdam(learning_rate=0.1), 1.0, 1.0),  # 10: 1.4 times
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_no_grid_of_time_steps_is_unlucky(optimizer, clip, noise):
+    problem = linear_model(*bundled("breast_cancer"))
+    scenario = asked(problem, optimizer, 2000, sampler=Stream(64), noise_multiplier=noise, l2_clip_norm=clip)
+    fine, *coarse = (
+        Moments(time_steps=count).forecast(scenario, [2000]).metrics["loss"][-1] for count in (48, 6, 8, 10, 12)
+    )
+    assert coarse == pytest.approx([fine] * 4, rel=0.05)
 
 
 def test_variances_alone_are_close_and_covariances_matter():

@@ -77,6 +77,19 @@ def test_geometric_sum_is_the_sum():
         np.testing.assert_allclose(geometric_sum(x, n), plain, rtol=1e-9, atol=1e-12)
 
 
+def test_directions_that_overshoot_are_taken_halfway_on_request():
+    """x = eta k J: below the bound nothing changes, beyond it the variance lies between before and after."""
+
+    def after(learning_rate, **asked):
+        given = {"jacobian": np.eye(2), "gain": np.array([1.0, 0.1]), "noise": np.eye(2), "num_steps": 400}
+        return advance_covariance(np.eye(2), learning_rate=learning_rate, **given, **asked)
+
+    np.testing.assert_array_equal(after(1.4, overshooting=1.5), after(1.4))
+    calm, swung = after(1.8, overshooting=1.5), after(1.8)
+    assert swung[0, 0] == pytest.approx(1.8 / 0.2) and calm[0, 0] == pytest.approx((1 + 1.8 / 0.2) / 2)
+    assert calm[1, 1] == swung[1, 1]
+
+
 def plain_example():
     rng = np.random.default_rng(20_261_120)
     square = rng.normal(size=(5, 8))

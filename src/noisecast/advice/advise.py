@@ -30,7 +30,7 @@ from noisecast.table import EXTRAPOLATED, OK
 
 WORTH_RETUNING = 2e-3  # of the value: a smaller gain does not change settings
 WORTH_OTHER_BATCHES = 1e-2
-# For many examples: a quarter of a full forecast's time, and on IMDB's 32 cells at most 0.5 % off it.
+# For many examples: a quarter of a full forecast's time, and on IMDB's 32 cells at most 0.8 % off it.
 MANY = 6000
 SHOWN = Moments(full_covariance_features=100, time_steps=6, subsample=MANY)
 SPENT = 0.998  # of a budget: the noise is the least there is, to about the digits it is given with

@@ -343,11 +343,11 @@ def _price_text(advice: Any, public: bool) -> str:
     one = ", ".join(f"{each.target_epsilon:g}" for each in advice.recommendations)
     every = ", ".join(epsilon_text(price.all_counted, 3) for price in prices)
     best = ", ".join(epsilon_text(price.best_of, 3) for price in prices)
-    here = "0 here, on public examples" if public else "0 on a public proxy"
+    here = "these public examples" if public else "a public proxy"
     return (
         f"Price of tuning by {prices[0].num_runs} trained runs (7 rates, 7 clips) on private data instead: for one run "
         f"at ε = {one} the whole costs {every} with all runs counted, {best} as the best of a random number of them; "
-        f"it adds {here}."
+        f"forecasts of {here} add nothing to it."
     )
 
 

@@ -1,5 +1,6 @@
 """`noisecast train`: a model, trained privately on a file of the user's own."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -39,6 +40,7 @@ from noisecast.table import METRICS
 
 OptimizerName = Literal["dp-sgd", "dp-sign-sgd", "dp-adam"]
 FAR_OFF = 1.5  # times as many examples as the file has rows, or as few
+MOST_NAMES = 8  # of labels, shown
 GUESSED_TOKENS = 100  # of a text whose length is not bounded; only the default learning rate looks at it
 
 
@@ -336,6 +338,12 @@ def _not_covered(train: Dataset, encoder: Encoder, *, public_size: bool, public_
     return tuple(sentences)
 
 
+def _few(names: Sequence[str]) -> str:
+    """The first names, and how many more."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def _what_will_run(plan: Plan):
     scenario, train = plan.scenario, plan.train
     mechanism, spent = scenario.mechanism, scenario.privacy_spent
@@ -348,6 +356,8 @@ def _what_will_run(plan: Plan):
             f"features, {'labels' if train.has_label_sets else 'classes'}",
             f"{train.num_features:,}, {train.num_classes}  ({scenario.problem.num_params:,} parameters)",
         ),
+        # A mistyped label is a class of its own, and is seen here.
+        ("labels" if train.has_label_sets else "names", _few(train.label_names)),
         ("optimizer", scenario.optimizer.name),
         ("learning rate", f"{number(scenario.optimizer.learning_rate)}  ({plan.learning_rate_origin})"),
         ("steps", f"{scenario.num_steps:,} of {number(mechanism.expected_batch_size)} examples on average"),

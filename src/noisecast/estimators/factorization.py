@@ -121,7 +121,7 @@ class DPMatrixFactorization(RegressorMixin, BaseEstimator):
             size = getattr(self, name)
             bad = (X[:, column] % 1 != 0) | (X[:, column] < 0) | (X[:, column] >= size)
             if bad.any():
-                raise ValueError(f"Expected ids 0 .. {size - 1} ({name} = {size}), got {X[bad, column][0]:g}.")
+                raise ValueError(f"Expected whole ids 0 .. {size - 1} ({name} = {size}), got {X[bad, column][0]:g}.")
         return X[:, 0].astype(np.int32), X[:, 1].astype(np.int32)
 
     def _ratings(self, X, y) -> Ratings:

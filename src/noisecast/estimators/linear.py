@@ -122,7 +122,7 @@ class _DPLinearClassifier(ClassifierMixin, BaseEstimator):
             classes, sentences = np.unique(y), ("The set of class labels, which was read from y.",)
         if len(classes) < 2:
             raise ValueError(
-                f"Expected two or more classes, got one class only, {classes[0]!r}; name them in classes=."
+                f"Expected two or more classes, got one class only, {_plain(classes[0])}; name them in classes=."
             )
         if self._likelihood is LOGISTIC and len(classes) > 2:
             raise ValueError(
@@ -151,8 +151,8 @@ class _DPLinearClassifier(ClassifierMixin, BaseEstimator):
         unknown = classes[labels] != y
         if unknown.any():
             raise ValueError(
-                f"Expected labels among classes ({', '.join(map(str, classes[:12]))}), got {y[unknown][0]!r} in y; "
-                "name every class in classes=."
+                f"Expected labels among classes ({', '.join(map(str, classes[:12]))}), got {_plain(y[unknown][0])} in "
+                "y; name every class in classes=."
             )
         features = self._clipped(X) * (ROW_NORM / self.data_norm)
         return Dataset("private rows", features, labels.astype(np.int32), tuple(map(str, classes)))
@@ -190,6 +190,11 @@ _PARAMETERS = """
       learning_rate_, l2_clip_norm_, optimizer_, mechanism_, forecast_: what was run, and the forecast of the proxy.
         Nothing of the training rows is kept.
 """
+
+
+def _plain(label: Any) -> str:
+    """As it was typed: 2, not np.int64(2)."""
+    return repr(label.item() if isinstance(label, np.generic) else label)
 
 
 class DPLogisticRegression(_DPLinearClassifier):

@@ -109,7 +109,7 @@ def _check_reach(log_z: float, target_epsilon: float) -> None:
     if log_z < LOG_MULTIPLIERS[0]:
         raise ValueError(
             f"Expected a target_epsilon that noise decides, got {target_epsilon}: it holds at noise_multiplier "
-            "0.001; set the noise yourself, or ask for a smaller target_epsilon or target_delta."
+            "0.001; ask for a smaller target_epsilon or target_delta, or give a noise multiplier instead."
         )
 
 

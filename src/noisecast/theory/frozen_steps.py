@@ -7,6 +7,9 @@ import numpy as np
 
 Array = Any
 SATURATED = 1.95  # the most that learning rate times curvature can be where a force is bounded: see `most`
+# Beyond it a direction's variance, eta^2 N/(x (2 - x)), shrinks fast with the slope that x has, and the slope shrinks
+# with the variance: found in turns, one from the other, they may swing ever wider.
+OVERSHOOTING = 1.5
 SMALLEST_GAIN = 1e-8  # relative to the largest: below it a saturated sign no longer moves with its gradient
 
 
@@ -27,7 +30,7 @@ def geometric_sum(x: Array, num_steps: int) -> Array:
 
 def advance_covariance(
     covariance: Array, *, jacobian: Array, gain: Array, noise: Array, learning_rate: float, num_steps: int,
-    most: float = np.inf,
+    most: float = np.inf, overshooting: float = np.inf,
 ) -> Array:  # fmt: skip
     """V after n steps of V' = R V R^T + eta^2 N, R = I - eta K J, all else frozen; (d, d).
 
@@ -38,6 +41,7 @@ def advance_covariance(
       jacobian: J, symmetric; (d, d).   gain: k; (d,) > 0.   noise: N, of one step's direction; (d, d).
       most: x_a is not taken to be larger. A force that is bounded saturates where linear steps would explode, and ends
         in wide swings at the edge of stability: `SATURATED` says so.
+      overshooting: where x_a or x_b is larger, V_ab is taken half-way between before and after: see `OVERSHOOTING`.
 
     >>> advance_covariance(np.eye(1), jacobian=np.eye(1), gain=np.ones(1), noise=np.eye(1), learning_rate=0.5,
     ...                    num_steps=2)
@@ -52,8 +56,10 @@ def advance_covariance(
     x = np.minimum(learning_rate * eigenvalues, most)
     fading = x[:, None] + x - np.outer(x, x)  # 1 - r_ab
     total = geometric_sum(fading, num_steps)
-    moved = (1 - fading * total) * (into @ covariance @ into.T)
-    return back @ (moved + learning_rate**2 * total * (into @ noise @ into.T)) @ back.T
+    before = into @ covariance @ into.T
+    after = (1 - fading * total) * before + learning_rate**2 * total * (into @ noise @ into.T)
+    after = np.where(np.maximum(x[:, None], x) > overshooting, (before + after) / 2, after)
+    return back @ after @ back.T
 
 
 def advance_variance(

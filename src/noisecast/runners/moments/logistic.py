@@ -17,6 +17,7 @@ from noisecast.runners.moments.forecast import Forecast, Metrics, collected, tim
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, expected_norm
 from noisecast.theory.frozen_steps import (
+    OVERSHOOTING,
     SATURATED,
     SMALLEST_GAIN,
     advance_covariance,
@@ -38,7 +39,8 @@ LARGEST_MOVE = 5.0  # of the logits by the first step
 SHORTEST_RUN = 10  # times the lag of directions behind gradients
 FEWEST_EXAMPLES = 20
 SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
-LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved, once
+LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved,
+HALVINGS = 3  # at most so often; with a step too long, weights overshoot that then hardly move again
 EXAMPLES_OF_SPREAD = 500
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
 
@@ -183,12 +185,12 @@ class _LogisticSolve:
     def _is_short(self) -> bool:
         return self.num_steps < SHORTEST_RUN * self.closure.lag
 
-    def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int, *, halvings: int = 1) -> _Weights:
+    def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int, *, halvings: int = HALVINGS) -> _Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
         half = num_steps // 2
         if half == 0:
             return self._frozen(at, field, at, field, step, num_steps, since=0)
-        middle = self._frozen(at, field, at, field, step, half, since=0)
+        middle = self._frozen(at, field, at, field, step, half, since=0, overshooting=OVERSHOOTING)
         if not _is_finite(middle):
             return middle
         around = self._field(middle)
@@ -198,8 +200,9 @@ class _LogisticSolve:
         return self._frozen(at, field, middle, around, step, num_steps, since=half)
 
     def _frozen(
-        self, at: _Weights, before: _Field, around: _Weights, field: _Field, step: int, num_steps: int, *, since: int
-    ) -> _Weights:
+        self, at: _Weights, before: _Field, around: _Weights, field: _Field, step: int, num_steps: int, *, since: int,
+        overshooting: float = math.inf,
+    ) -> _Weights:  # fmt: skip
         """num_steps from `at` in the field found at `around`, `since` steps after the field before."""
         split, eta = self.split, self.learning_rate
         block, rest = slice(None, split), slice(split, None)
@@ -219,7 +222,12 @@ class _LogisticSolve:
         return _Weights(
             at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps),
             advance_covariance(
-                at.covariance, jacobian=field.jacobian, gain=slope[block], noise=share * noise, **linear
+                at.covariance,
+                jacobian=field.jacobian,
+                gain=slope[block],
+                noise=share * noise,
+                overshooting=overshooting,
+                **linear,
             ),
             advance_variance(
                 at.variance, jacobian=field.jacobian_diag, gain=slope[rest], noise=share * rest_noise, **linear
