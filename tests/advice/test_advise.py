@@ -177,7 +177,7 @@ def test_a_note_says_that_not_all_of_many_examples_were_used():
     labels = (rows[:, 0] + rng.logistic(size=len(rows)) > 0).astype(int)
     many = scenario(DPSGD(learning_rate=1.0), problem=linear_model(Dataset("many", rows, labels, ("no", "yes"))))
     asked = {"target_epsilons": [1.0], "optimizers": [DPSGD], "may_retune": False}
-    assert any("6,000 of 7,000 examples" in note for note in advise([many], **asked).notes)
+    assert any("6,000 or fewer of 7,000 examples" in note for note in advise([many], **asked).notes)
     assert not advise([many], **asked, moments=Moments(time_steps=4, subsample=2000)).notes
 
 
@@ -290,6 +290,27 @@ def test_the_search_stays_on_this_side_of_what_is_extrapolated():
 
     (found,) = side_by_side([best_near(scenario(DPSGD(learning_rate=0.05), clip=1.0))], pretend(value))
     assert found.outcome.status == OK and found.outcome.value < 0.58
+
+
+@pytest.mark.parametrize(
+    "value, best",
+    [
+        (lambda r: (0.5 - 0.2 * math.exp(-((r + 2) ** 2) / 0.3), OK if r <= -0.3 else EXTRAPOLATED), 0.3),
+        (
+            lambda r: (
+                (0.45 + 0.2 * (r + 0.5) ** 2, OK) if -0.55 < r < -0.05 else (0.5 + 0.3 * (r + 0.29) ** 2, EXTRAPOLATED)
+            ),
+            0.45,
+        ),
+    ],
+)
+def test_where_a_sound_cell_is_found_among_extrapolated_ones_the_search_goes_on(value, best):
+    def answer(rate, clip):
+        found, status = value(rate)
+        return found, 0.0, status
+
+    (found,) = side_by_side([best_near(scenario(DPSGD(learning_rate=1.0)), clip_too=False)], pretend(answer))
+    assert found.outcome.status == OK and found.outcome.value < best * 1.005
 
 
 def test_searches_side_by_side_get_their_own_answers():

@@ -48,6 +48,16 @@ def test_bad_training_files(folder, refused, content, sentence):
     assert sentence in refused(TRAIN)
 
 
+def test_labels_are_shown_as_they_are(folder, capsys):
+    """No markup, nothing that moves the terminal, none too long; a label like those ended `train` in a traceback."""
+    odd = ["[/]", "[red]ham", "a\x1b[2Jb", "w" * 100]
+    lines = [f"0.{number},1,{odd[number % 4]}" for number in range(300)]
+    (folder / "data.csv").write_text("\n".join(["a,b,answer", *lines]), encoding="utf-8")
+    assert main(TRAIN) == 0
+    printed = capsys.readouterr().out
+    assert "[/], [red]ham, a?[2Jb, " + "w" * 30 + "…" in " ".join(printed.split())
+
+
 @pytest.mark.parametrize(
     "content, sentence",
     [

@@ -90,6 +90,12 @@ def test_directions_that_overshoot_are_taken_halfway_on_request():
     assert calm[1, 1] == swung[1, 1]
 
 
+def test_what_is_taken_halfway_is_still_a_covariance():
+    given = {"jacobian": np.diag([0.5, 1.8]), "gain": np.ones(2), "noise": 1e-3 * np.eye(2), "learning_rate": 1.0}
+    after = advance_covariance(np.ones((2, 2)) + 1e-3 * np.eye(2), **given, num_steps=40, overshooting=1.5)
+    assert np.linalg.eigvalsh(after)[0] > 0
+
+
 def plain_example():
     rng = np.random.default_rng(20_261_120)
     square = rng.normal(size=(5, 8))

@@ -21,6 +21,7 @@ from noisecast.optimizers import OPTIMIZERS
 from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import Sampler
+from noisecast.problems.linear import LinearModel
 from noisecast.problems.problem import Problem
 from noisecast.runners.moments import LARGEST_SUBSAMPLE_ERROR, Moments, table_of
 from noisecast.runners.moments.forecast import Forecast
@@ -425,11 +426,12 @@ def _passed_over(chosen: Prediction, predictions: Sequence[Prediction]) -> int:
 def _notes(recommendations: Sequence[Recommendation], shown_by: Moments) -> list[str]:
     """What the forecasts of the chosen settings say against themselves."""
     of_few = []
-    if shown_by is SHOWN:
-        count = recommendations[0].chosen.scenario.problem.num_examples
+    problem = recommendations[0].chosen.scenario.problem
+    count = problem.num_examples or 0
+    if shown_by is SHOWN and isinstance(problem, LinearModel) and count > MANY:
         of_few = [
-            f"Losses are forecast from {MANY:,} of {count:,} examples; with more, as `noisecast forecast` has them, "
-            "they may move by about 1 %."
+            f"Losses are forecast from {MANY:,} or fewer of {count:,} examples; with more, as `noisecast forecast` has "
+            "them, they may move by about 1 %."
         ]
     return of_few + [
         f"At ε = {each.target_epsilon:g}, {each.chosen.scenario.optimizer.name}: {reason}"

@@ -96,7 +96,7 @@ def best_near(start: Scenario, *, clip_too: bool = True, most_rounds: int = MOST
             yield from ask([vertex])
             best = min(known, key=lambda place: known[place].order)
             is_beside = _is_beside(vertex, centre)
-            is_settled = is_beside and _is_nearly(known[vertex], promised) and _is_nearly(known[best], promised)
+            is_settled = is_beside and _are_nearly([known[vertex], known[best]], promised)
             if is_settled or best != vertex or not is_beside:
                 break
         if known[best].lead_over(known[centre]) < WORTH_A_ROUND:
@@ -148,13 +148,13 @@ def _stencil(centre: _Place, shrunk: float, clip_too: bool) -> list[_Place]:
 def _vertex(
     centre: _Place, known: dict[_Place, Outcome], stencil: Sequence[_Place], shrunk: float
 ) -> tuple[_Place, float]:
-    """Of the parabola through the centre and near what is known, and its value there; the centre where none is.
+    """Of the parabola through the centre and near what is known, and its value there; the centre and NaN for none.
 
     It has six coefficients (three without the clip), which the stencil decides if nothing else inside it is known.
     """
     rank, at = known[centre].order
     if any(known[place].order[0] != rank or not math.isfinite(known[place].order[1]) for place in stencil):
-        return centre, at
+        return centre, math.nan
     inside = (place for place, outcome in known.items() if outcome.order[0] == rank and _is_beside(place, stencil[0]))
     others = [place for place in dict.fromkeys([*stencil, *inside]) if place != centre]
     sides = shrunk * np.array([RATE_STEP, CLIP_STEP])
@@ -175,8 +175,10 @@ def _vertex(
     return place, at + float(gradient @ moved + moved @ hessian @ moved / 2)
 
 
-def _is_nearly(outcome: Outcome, promised: float) -> bool:
-    return abs(outcome.order[1] - promised) <= WORTH_A_ROUND * abs(promised)
+def _are_nearly(outcomes: Sequence[Outcome], promised: float) -> bool:
+    """Whether all are of one kind, and what was promised; nothing is, if that is NaN."""
+    ranks, values = zip(*(outcome.order for outcome in outcomes), strict=True)
+    return len(set(ranks)) == 1 and all(abs(value - promised) <= WORTH_A_ROUND * abs(promised) for value in values)
 
 
 def _is_beside(place: _Place, centre: _Place) -> bool:

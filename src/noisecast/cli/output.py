@@ -9,6 +9,7 @@ from cyclopts import Parameter, Token
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from noisecast.files import strict_json
 
@@ -74,10 +75,10 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def facts(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:
-    """Names and values, one a line."""
+    """Names and values, one a line, as they are: what a file says is no markup."""
     table = Table(title=title, **TABLE_STYLE | {"box": box.SIMPLE, "show_header": False})
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(Text(name), Text(value))
     return table

@@ -40,7 +40,7 @@ from noisecast.table import METRICS
 
 OptimizerName = Literal["dp-sgd", "dp-sign-sgd", "dp-adam"]
 FAR_OFF = 1.5  # times as many examples as the file has rows, or as few
-MOST_NAMES = 8  # of labels, shown
+MOST_NAMES, LONGEST_NAME = 8, 30  # of labels, shown; letters
 GUESSED_TOKENS = 100  # of a text whose length is not bounded; only the default learning rate looks at it
 
 
@@ -339,9 +339,11 @@ def _not_covered(train: Dataset, encoder: Encoder, *, public_size: bool, public_
 
 
 def _few(names: Sequence[str]) -> str:
-    """The first names, and how many more."""
+    """The first names, as a terminal may show them, and how many more."""
     more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+    clean = ["".join(letter if letter.isprintable() else "?" for letter in name) for name in names[:MOST_NAMES]]
+    short = [name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…" for name in clean]
+    return ", ".join(short) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _what_will_run(plan: Plan):
@@ -356,7 +358,7 @@ def _what_will_run(plan: Plan):
             f"features, {'labels' if train.has_label_sets else 'classes'}",
             f"{train.num_features:,}, {train.num_classes}  ({scenario.problem.num_params:,} parameters)",
         ),
-        # A mistyped label is a class of its own, and is seen here.
+        # A mistyped label is a class of its own: here it can be seen.
         ("labels" if train.has_label_sets else "names", _few(train.label_names)),
         ("optimizer", scenario.optimizer.name),
         ("learning rate", f"{number(scenario.optimizer.learning_rate)}  ({plan.learning_rate_origin})"),

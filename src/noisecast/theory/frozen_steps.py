@@ -1,5 +1,6 @@
 """Many steps of a frozen linear recursion at once, by its geometric sums."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,8 @@ def advance_covariance(
       jacobian: J, symmetric; (d, d).   gain: k; (d,) > 0.   noise: N, of one step's direction; (d, d).
       most: x_a is not taken to be larger. A force that is bounded saturates where linear steps would explode, and ends
         in wide swings at the edge of stability: `SATURATED` says so.
-      overshooting: where x_a or x_b is larger, V_ab is taken half-way between before and after: see `OVERSHOOTING`.
+      overshooting: where x_a is larger, direction a's variance is taken half-way between before and after: see
+        `OVERSHOOTING`.
 
     >>> advance_covariance(np.eye(1), jacobian=np.eye(1), gain=np.ones(1), noise=np.eye(1), learning_rate=0.5,
     ...                    num_steps=2)
@@ -58,8 +60,10 @@ def advance_covariance(
     total = geometric_sum(fading, num_steps)
     before = into @ covariance @ into.T
     after = (1 - fading * total) * before + learning_rate**2 * total * (into @ noise @ into.T)
-    after = np.where(np.maximum(x[:, None], x) > overshooting, (before + after) / 2, after)
-    return back @ after @ back.T
+    # Two congruences, S after S + (1 - S^2)^(1/2) before (1 - S^2)^(1/2): their sum stays a covariance.
+    kept = np.where(x > overshooting, math.sqrt(0.5), 1.0)
+    held = np.sqrt(1 - kept**2)
+    return back @ (np.outer(kept, kept) * after + np.outer(held, held) * before) @ back.T
 
 
 def advance_variance(
