@@ -24,7 +24,8 @@ from noisecast.advice import advise as advising
 from noisecast.advice.advise import advise
 from noisecast.advice.batches import better_batches, with_batch_size
 from noisecast.advice.prediction import FORECAST_ERROR, Prediction
-from noisecast.advice.search import Found, best_near, carried, side_by_side
+from noisecast.advice.recommendation import choice, recommended
+from noisecast.advice.search import Found, best_near, carried, carried_on, side_by_side
 from noisecast.advice.thresholds import thresholds
 from noisecast.forecasting import Outcome
 from noisecast.forecasting.forecasters import Forecasters
@@ -188,11 +189,11 @@ def test_what_is_extrapolated_or_diverged_is_never_preferred_silently():
     lost = prediction(math.inf, DIVERGED, DPSignSGD(learning_rate=0.1))
     work.price([each.scenario for each in (good, tempting, lost)])
     untrained = prediction(0.7).outcome
-    found = advising._recommended(1.0, [tempting, lost, good], work.prices, untrained)
+    found = recommended(1.0, [tempting, lost, good], work.prices, untrained)
     assert found.chosen is good and "1 better forecast" in found.confidence
-    alone = advising._recommended(1.0, [tempting, lost], work.prices, untrained)
+    alone = recommended(1.0, [tempting, lost], work.prices, untrained)
     assert alone.chosen is tempting and "extrapolated: check it by training" in alone.confidence
-    nothing = advising._recommended(1.0, [lost], work.prices, untrained)
+    nothing = recommended(1.0, [lost], work.prices, untrained)
     assert "every forecast diverges" in nothing.confidence
 
 
@@ -212,11 +213,11 @@ def test_settings_tuned_without_noise_are_as_good_a_start(optimizer):
 def test_new_settings_must_earn_the_change():
     way = "re-tuned", "re-tuned, other batches"
     kept = prediction(1.0)
-    assert advising._settled([kept, prediction(0.999, how=way[0])]) is kept
-    assert advising._settled([kept, retuned := prediction(0.99, how=way[0])]) is retuned
-    assert advising._settled([kept, retuned, prediction(0.985, how=way[1])]) is retuned
-    assert advising._settled([kept, retuned, better := prediction(0.97, how=way[1])]) is better
-    assert advising._settled([prediction(0.5, EXTRAPOLATED), sound := prediction(0.9, how=way[0])]) is sound
+    assert choice([kept, prediction(0.999, how=way[0])])[0] is kept
+    assert choice([kept, retuned := prediction(0.99, how=way[0])])[0] is retuned
+    assert choice([kept, retuned, prediction(0.985, how=way[1])])[0] is retuned
+    assert choice([kept, retuned, better := prediction(0.97, how=way[1])])[0] is better
+    assert choice([prediction(0.5, EXTRAPOLATED), sound := prediction(0.9, how=way[0])])[0] is sound
 
 
 def test_the_band_is_two_deviations_and_the_error_of_the_forecast():
@@ -327,6 +328,21 @@ def test_rates_are_carried_by_the_noise(optimizer, expected):
     assert carried(here, there).optimizer.learning_rate == pytest.approx(0.1 * expected)
     shorter = replace(here, num_steps=100)
     assert carried(here, shorter).optimizer.learning_rate == pytest.approx(0.2)
+
+
+def test_a_third_budget_goes_on_along_the_line_through_two():
+    def known(noise, rate):
+        return scenario(DPSGD(learning_rate=rate), noise=noise)
+
+    def onwards(*optima, noise=4.0):
+        return carried_on(optima, known(noise, 7.0)).optimizer.learning_rate
+
+    assert onwards(known(2.0, 0.5), known(1.0, 1.0)) == pytest.approx(0.25)
+    assert onwards(known(2.0, 0.25), known(1.0, 1.0)) == pytest.approx(0.0625)
+    assert onwards(known(2.0, 0.01), known(1.0, 1.0)) == pytest.approx(0.0025), "no steeper than -2"
+    assert onwards(known(2.0, 3.0), known(1.0, 1.0)) == pytest.approx(3.0), "more noise never means a larger rate"
+    for alone in ([known(2.0, 0.5)], [known(2.0, 0.5), known(2.0, 0.1)]):
+        assert onwards(*alone) == carried(alone[0], known(4.0, 7.0)).optimizer.learning_rate
 
 
 def test_cheap_and_full_forecasts_are_both_asked():

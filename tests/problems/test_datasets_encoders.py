@@ -17,10 +17,10 @@ from noisecast.problems.datasets import (
     encoder_from_json,
     read_bounds,
     read_vocabulary,
-    text_encoder,
     tokenize,
+    words,
 )
-from noisecast.problems.datasets.text_encoder import first_words
+from noisecast.problems.datasets.words import words_of
 
 TEXTS = ["the cat saw the dog", "the cat", "", "zebra zebra cat"]
 WORDS = ("the", "cat", "saw")
@@ -53,9 +53,19 @@ def test_a_long_text_has_the_same_words_in_pieces(monkeypatch):
     text = "It's  a <br\t/>film;<BR />\n\n it isn't<br   />ΟΔΟΣ ΟΔΟΣ 'x' naïve\u2003end <br"
     whole = tokenize(text)
     for piece in range(len(text)):
-        monkeypatch.setattr(text_encoder, "PIECE", piece)
-        assert [word for words in first_words(text) for word in words] == whole
-        assert [word for words in first_words(text, 3) for word in words] == whole[:3]
+        monkeypatch.setattr(words, "PIECE", piece)
+        assert tokenize(text) == whole
+        assert [found.words.to_pylist() for found in words_of([text], 3)] == [whole[:3]]
+
+
+@given(st.lists(st.text("aé'ж ", max_size=12)), st.none() | st.integers(0, 3), st.integers(1, 3))
+def test_words_of_many_texts_are_those_of_each(texts, most, at_once):
+    """However many are cut at once: empty ones, other alphabets and more words than wanted in between."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "TEXTS_AT_ONCE", at_once)
+        found = list(words_of(texts, most))
+    assert [length for some in found for length in some.lengths] == [len(tokenize(text)[:most]) for text in texts]
+    assert [word for some in found for word in some.words.to_pylist()] == [w for t in texts for w in tokenize(t)[:most]]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 
 from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, answer, linear_model
-from noisecast.problems.datasets import Dataset, label_sets
+from noisecast.problems.datasets import Dataset, bundled, label_sets
 from noisecast.problems.linear import MULTI_LABEL_MEAN
 from noisecast.runners import Training
 from noisecast.runners.moments import Moments, multi_output
@@ -136,6 +136,23 @@ def test_dense_and_sparse_rows_are_forecast_alike():
     )
     for name, values in sparse.metrics.items():
         assert dense.metrics[name] == pytest.approx(values, rel=1e-3), name
+
+
+def test_no_grid_of_time_steps_is_unlucky(monkeypatch):
+    """Noise that moves weights far, into flat places that hold them less: long steps saw a quarter too much of it."""
+    problem = linear_model(*bundled("digits"))
+    mechanism = SampledGaussian(noise_multiplier=4.0, l2_clip_norm=1.0, sampler=Poisson.for_batch_size(64, 1438))
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=3.0), num_steps=1000)
+
+    def loss(time_steps):
+        found = forecast(scenario, [], time_steps=time_steps)
+        assert not found.extrapolated.any()
+        return found.metrics["loss"][-1]
+
+    fine = loss(48)
+    assert [loss(6), loss(12)] == pytest.approx([fine] * 2, rel=0.04)
+    monkeypatch.setattr(multi_output, "LARGEST_BEND", np.inf)
+    assert loss(6) > 1.2 * fine
 
 
 def test_it_starts_where_training_starts():

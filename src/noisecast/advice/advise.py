@@ -10,8 +10,8 @@ import pandas as pd
 
 from noisecast.advice.batches import better_batches, first_moves
 from noisecast.advice.prediction import How, Prediction
-from noisecast.advice.reasons import confidence_in, reason_for
-from noisecast.advice.search import Found, Searching, best_near, carried, side_by_side
+from noisecast.advice.recommendation import WORTH_OTHER_BATCHES, Recommendation, choice, order, recommended
+from noisecast.advice.search import Found, Searching, best_near, carried_on, side_by_side
 from noisecast.advice.thresholds import Threshold, thresholds
 from noisecast.advice.tuning_price import TuningPrice, tuning_price
 from noisecast.forecasting import forecast_best
@@ -27,41 +27,13 @@ from noisecast.runners.moments import LARGEST_SUBSAMPLE_ERROR, Moments, table_of
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.runners.runner import Progress
 from noisecast.scenario import Scenario
-from noisecast.table import EXTRAPOLATED, OK
+from noisecast.table import OK
 
-WORTH_RETUNING = 2e-3  # of the value: a smaller gain does not change settings
-WORTH_OTHER_BATCHES = 1e-2
 # For many examples: a quarter of a full forecast's time, and on IMDB's 32 cells at most 0.8 % off it.
 MANY = 6000
 SHOWN = Moments(full_covariance_features=100, time_steps=6, subsample=MANY)
 SPENT = 0.998  # of a budget: the noise is the least there is, to about the digits it is given with
 CONTENDS = 0.01  # behind the best optimizer by less, others are tried with other batches too
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """What to use at one budget. Non-private, unless the examples are public.
-
-    Args:
-      target_epsilon: the budget.
-      chosen: the settings to use, with their forecast; `chosen.scenario` spends at most target_epsilon.
-      by_optimizer: the best of every optimizer, chosen included.
-      kept: the tuned settings at this budget's noise, one an optimizer that was tuned.
-      price: of choosing `chosen` by trained runs instead.
-      reason: one sentence.   confidence: how sure, and why.
-    """
-
-    target_epsilon: float
-    chosen: Prediction
-    by_optimizer: tuple[Prediction, ...]
-    kept: tuple[Prediction, ...]
-    price: TuningPrice
-    reason: str
-    confidence: str
-
-    @property
-    def best_kept(self) -> Prediction | None:
-        return min(self.kept, key=_order, default=None)
 
 
 @dataclass(frozen=True)
@@ -142,10 +114,10 @@ def advise(
             ways["re-tuned"] = {epsilon: [each[epsilon].scenario for each in found] for epsilon in epsilons}
             if may_change_batches:
                 ways["re-tuned, other batches"] = work.other_batches(found)
-        shown = work.shown(ways)
-        work.price([_choice(shown[epsilon])[0].scenario for epsilon in epsilons])
+        shown, shown_by = work.shown(ways)
+        work.price([choice(shown[epsilon])[0].scenario for epsilon in epsilons])
         untrained = work.untrained()
-    recommendations = tuple(_recommended(epsilon, shown[epsilon], work.prices, untrained) for epsilon in epsilons)
+    recommendations = tuple(recommended(epsilon, shown[epsilon], work.prices, untrained) for epsilon in epsilons)
     progress(1.0)
     return Advice(
         recommendations=recommendations,
@@ -155,7 +127,7 @@ def advise(
         else (),
         rows=pd.concat([table_of(*pair) for pair in work.full.values()], ignore_index=True),
         tried=pd.DataFrame(work.tried),
-        notes=tuple(dict.fromkeys(_notes(recommendations, work.shown_by))),
+        notes=tuple(dict.fromkeys(_notes(recommendations, shown_by))),
     )
 
 
@@ -242,7 +214,6 @@ class _Work:
         self.full: dict[str, tuple[Scenario, Forecast]] = {}  # by id
         self.prices: dict[str, TuningPrice] = {}  # by id
         self.tried: list[dict] = []
-        self.shown_by = self.settings[0]
 
     def calibrated(self, scenario: Scenario, epsilon: float) -> Scenario:
         """The least noise whose epsilon stays within the budget."""
@@ -300,12 +271,12 @@ class _Work:
         ).scenario
 
     def over_budgets(self, start: Scenario) -> Searching[dict[float, Found]]:
-        """The best rate and clip at every budget, each from the nearest one that is known."""
+        """The best rate and clip at every budget, each from the nearest ones that are known."""
         known: dict[float, Found] = {}
         for epsilon in self._by_closeness(start):
-            near = min(known, key=lambda other: abs(math.log(other / epsilon)), default=None)
-            here = start if near is None else known[near].scenario
-            known[epsilon] = yield from best_near(carried(here, self.calibrated(start, epsilon)))
+            near = sorted(known, key=lambda other: abs(math.log(other / epsilon)))[:2]
+            first = carried_on([known[other].scenario for other in near] or [start], self.calibrated(start, epsilon))
+            known[epsilon] = yield from best_near(first)
         return known
 
     def other_batches(self, found: Sequence[dict[float, Found]]) -> dict[float, list[Scenario]]:
@@ -314,7 +285,7 @@ class _Work:
             (epsilon, by_epsilon[epsilon])
             for epsilon in self.epsilons
             for by_epsilon in found
-            if min((each[epsilon] for each in found), key=_order).outcome.lead_over(by_epsilon[epsilon].outcome)
+            if min((each[epsilon] for each in found), key=order).outcome.lead_over(by_epsilon[epsilon].outcome)
             < CONTENDS
         ]
         with suppress(ValueError):  # of a move that nobody may come to; else it is raised there
@@ -333,18 +304,11 @@ class _Work:
                 better[epsilon].append(after.scenario)
         return better
 
-    def shown(self, ways: Ways) -> dict[float, list[Prediction]]:
-        """Better forecasts of what was found, all with as many examples."""
+    def shown(self, ways: Ways) -> tuple[dict[float, list[Prediction]], Moments]:
+        """Better forecasts of what was found, all with as many examples, and how they were made."""
         wanted = {each.id: each for way in ways.values() for scenarios in way.values() for each in scenarios}
-        for moments in self.settings:
-            self.shown_by = moments
-            forecasts = self.forecasters(moments, list(wanted.values()), [])
-            for count, (scenario, forecast) in enumerate(zip(wanted.values(), forecasts, strict=True), start=1):
-                self.full[scenario.id] = scenario, forecast
-                self.progress(min(0.99, 0.5 + 0.5 * count / len(wanted)))
-            if all(forecast.subsample_error <= LARGEST_SUBSAMPLE_ERROR for _, forecast in self.full.values()):
-                break
-        return {
+        moments = next(each for each in self.settings if self._is_shown_by(each, list(wanted.values())))
+        predictions = {
             epsilon: [
                 Prediction.of(scenario, how, self.full[scenario.id][1], self.metric)
                 for how, way in ways.items()
@@ -352,6 +316,17 @@ class _Work:
             ]
             for epsilon in self.epsilons
         }
+        return predictions, moments
+
+    def _is_shown_by(self, moments: Moments, scenarios: Sequence[Scenario]) -> bool:
+        """Forecasts all; the first one with too few examples ends it, unless there is nothing better."""
+        forecasts = self.forecasters(moments, scenarios, [])
+        for count, (scenario, forecast) in enumerate(zip(scenarios, forecasts, strict=True), start=1):
+            if forecast.subsample_error > LARGEST_SUBSAMPLE_ERROR and moments is not self.settings[-1]:
+                return False
+            self.full[scenario.id] = scenario, forecast
+            self.progress(min(0.99, 0.5 + 0.5 * count / len(scenarios)))
+        return True
 
     def untrained(self) -> Outcome:
         """Where every optimizer starts."""
@@ -376,51 +351,7 @@ class _Work:
         self.progress(0.5 * min(1.0, self.num_asked / (60 * len(self.epsilons))))
 
 
-# --- What is recommended ---------------------------------------------------------------------------------------------
-
-
-def _choice(predictions: Sequence[Prediction]) -> tuple[Prediction, tuple[Prediction, ...]]:
-    """The best of all, and the best of every optimizer."""
-    names = dict.fromkeys(each.scenario.optimizer.name for each in predictions)
-    by_optimizer = tuple(_settled([each for each in predictions if each.scenario.optimizer.name == n]) for n in names)
-    return min(by_optimizer, key=_order), by_optimizer
-
-
-def _recommended(
-    epsilon: float, predictions: Sequence[Prediction], prices: dict[str, TuningPrice], untrained: Outcome
-) -> Recommendation:
-    chosen, by_optimizer = _choice(predictions)
-    kept = tuple(each for each in predictions if each.how == "kept")
-    others = [each for each in by_optimizer if each is not chosen]
-    best_kept = min(kept, key=_order, default=None)
-    return Recommendation(
-        target_epsilon=epsilon,
-        chosen=chosen,
-        by_optimizer=by_optimizer,
-        kept=kept,
-        price=prices[chosen.scenario.id],
-        reason=reason_for(chosen, others, best_kept, untrained),
-        confidence=confidence_in(chosen, others, _passed_over(chosen, predictions)),
-    )
-
-
-def _settled(ways: Sequence[Prediction]) -> Prediction:
-    """The way that is worth it: later ones change more, and have to gain more."""
-    best = ways[0]
-    for way in ways[1:]:
-        least = WORTH_OTHER_BATCHES if way.how == "re-tuned, other batches" else WORTH_RETUNING
-        if way.outcome.lead_over(best.outcome) >= least:
-            best = way
-    return best
-
-
-def _passed_over(chosen: Prediction, predictions: Sequence[Prediction]) -> int:
-    """Predictions that look better and are extrapolated."""
-    if chosen.outcome.status != OK:
-        return 0
-    return sum(
-        each.outcome.status == EXTRAPOLATED and each.outcome.order[1] < chosen.outcome.order[1] for each in predictions
-    )
+# --- What is said of it ----------------------------------------------------------------------------------------------
 
 
 def _notes(recommendations: Sequence[Recommendation], shown_by: Moments) -> list[str]:
@@ -438,10 +369,6 @@ def _notes(recommendations: Sequence[Recommendation], shown_by: Moments) -> list
         for each in recommendations
         for reason in each.chosen.outcome.reasons
     ]
-
-
-def _order(found: Prediction | Found) -> tuple[int, float]:
-    return found.outcome.order
 
 
 def _cell(scenario: Scenario, outcome: Outcome) -> dict:

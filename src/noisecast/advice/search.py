@@ -23,6 +23,7 @@ RATE_STEP, CLIP_STEP = math.log(1.8), math.log(2.0)  # sides of the stencil that
 FURTHEST = 1.5  # of its sides, that the parabola's vertex is trusted
 MOST_ROUNDS, VERTICES = 8, 3  # a round has a stencil, and at most that many vertices
 WORTH_A_ROUND = 2e-3  # of the value: a smaller gain ends a search
+LEAST_APART = 0.05  # of two noise multipliers, in their logarithms, for a line through both
 FLAT = 1e-3  # of the value: what a parabola bends by less than this within the stencil is not followed
 
 
@@ -121,6 +122,20 @@ def carried(here: Scenario, there: Scenario) -> Scenario:
     gain_at: Any = here.optimizer.theory.effective_learning_rate
     share = float(gain_at(1.0, s) / gain_at(1.0, s_there)) * s / s_there * math.sqrt(here.num_steps / there.num_steps)
     return replace(there, optimizer=with_learning_rate(here.optimizer, rounded(here.optimizer.learning_rate * share)))
+
+
+def carried_on(known: Sequence[Scenario], there: Scenario) -> Scenario:
+    """`carried` from the first of some optima; of two, the line through them, ln rate against ln noise, goes on.
+
+    It has seen what the rule does not know. Its slope is kept between -2 and 0.
+    """
+    here, other = known[0], known[-1]
+    noise, other_noise, noise_there = (each.mechanism.noise_multiplier for each in (here, other, there))
+    if not min(noise, other_noise, noise_there) or abs(math.log(noise / other_noise)) < LEAST_APART:
+        return carried(here, there)
+    rate, other_rate = here.optimizer.learning_rate, other.optimizer.learning_rate
+    slope = min(max(math.log(rate / other_rate) / math.log(noise / other_noise), -2.0), 0.0)
+    return replace(there, optimizer=with_learning_rate(here.optimizer, rounded(rate * (noise_there / noise) ** slope)))
 
 
 def _most_batch_noise(scenario: Scenario) -> float:

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from noisecast.advice.advise import Recommendation
+from noisecast.advice.recommendation import Recommendation
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.privacy.mechanism import Adjacency
 

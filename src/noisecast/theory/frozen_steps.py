@@ -11,6 +11,7 @@ SATURATED = 1.95  # the most that learning rate times curvature can be where a f
 # Beyond it a direction's variance, eta^2 N/(x (2 - x)), shrinks fast with the slope that x has, and the slope shrinks
 # with the variance: found in turns, one from the other, they may swing ever wider.
 OVERSHOOTING = 1.5
+HALVINGS = 3  # at most, of a time step: with one too long, weights overshoot that then hardly move again
 SMALLEST_GAIN = 1e-8  # relative to the largest: below it a saturated sign no longer moves with its gradient
 
 
@@ -80,6 +81,15 @@ def advance_variance(
     fading = 2 * x - x**2
     total = geometric_sum(fading, num_steps)
     return (1 - fading * total) * variance + learning_rate**2 * total * noise
+
+
+def bend(before: Array, after: Array) -> float:
+    """By how much the examples' slopes change, as a share of the larger.
+
+    >>> bend(np.array([0.25, 0.25]), np.array([0.25, 0.15]))
+    0.2
+    """
+    return float(np.abs(after - before).sum() / max(before.sum(), after.sum(), 1e-30))
 
 
 def krylov_response(

@@ -36,7 +36,8 @@ from noisecast.problems.datasets.encoders import (
 )
 from noisecast.problems.datasets.files import ReadOptions, load_features, load_file, load_test_file
 from noisecast.problems.datasets.splits import public_split, split_by_content
-from noisecast.problems.datasets.text_encoder import TextEncoder, TextKind, read_vocabulary, tokenize
+from noisecast.problems.datasets.text_encoder import TextEncoder, TextKind, read_vocabulary
+from noisecast.problems.datasets.words import tokenize
 
 __all__ = [
     "BUNDLED",

@@ -1,12 +1,8 @@
 """Texts as bags of words over a fixed vocabulary."""
 
-import re
-import sys
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,7 +12,8 @@ import scipy.sparse as sp
 from noisecast.problems.datasets.columns import texts_of
 from noisecast.problems.datasets.contents import decode, read_bytes
 from noisecast.problems.datasets.dataset import DataError, Features, first_repeated
-from noisecast.problems.datasets.encoder import ROWS_AT_ONCE, BaseEncoder, unit_norm_rows
+from noisecast.problems.datasets.encoder import BaseEncoder, unit_norm_rows
+from noisecast.problems.datasets.words import Places, count_words, tokenize, words_of
 
 TextKind = Literal["binary", "count", "term-frequency", "padded-term-frequency"]
 
@@ -24,53 +21,6 @@ TextKind = Literal["binary", "count", "term-frequency", "padded-term-frequency"]
 PAD, START, OUT_OF_VOCABULARY = 0, 1, 2
 NUM_RESERVED = 3
 PADDED_LENGTH = 290
-PIECE = 2**20  # characters of a long text whose words are made at once
-
-_TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
-_LINE_BREAK = re.compile(r"<br\s*/?>")
-_LOOSE_APOSTROPHE = re.compile(r"'(?:(?<![^\W_]')|(?![^\W_]))")  # nothing of a word before it, or nothing after
-# What is left of a text in Latin letters, for `split` to cut at spaces.
-_WORDS_AND_SPACES = bytes(i if chr(i).isalnum() or chr(i) == "'" else ord(" ") for i in range(256))
-# Where a text may be cut: tokens and line breaks stay whole.
-_CUT = re.compile(r"(?<=\S)(?<!<br)\s", re.IGNORECASE)
-
-
-def tokenize(text: str) -> list[str]:
-    """Lower-case words: letters and digits, with apostrophes inside; `<br />` and everything else separates.
-
-    >>> tokenize("It's <br />GOOD, isn't it? 'Yes': 10/10")
-    ["it's", 'good', "isn't", 'it', 'yes', '10', '10']
-    """
-    text = _LINE_BREAK.sub(" ", text.lower())
-    try:
-        return _latin_words(text)
-    except UnicodeEncodeError:
-        return _TOKEN.findall(text)
-
-
-def _latin_words(text: str) -> list[str]:
-    """What `_TOKEN` finds, in a third of the time: most of what reading texts takes is this.
-
-    Raises: UnicodeEncodeError where the text has other letters than Latin-1's.
-    """
-    if "'" in text:
-        text = _LOOSE_APOSTROPHE.sub(" ", text)
-    return text.encode("latin-1").translate(_WORDS_AND_SPACES).decode("latin-1").split()
-
-
-def first_words(text: str, most: int | None = None) -> Iterator[list[str]]:
-    """The first `most` words of a text, or all, as `tokenize` makes them: a list a piece, for they are many times it.
-
-    >>> list(first_words("a b c d", 2))
-    [['a', 'b']]
-    """
-    begin, left = 0, sys.maxsize if most is None else most
-    while begin < len(text) and left:
-        cut = _CUT.search(text, begin + PIECE)
-        end = cut.end() if cut else len(text)
-        words = tokenize(text[begin:end])[:left]
-        yield words
-        begin, left = end, left - len(words)
 
 
 @dataclass(frozen=True)
@@ -140,10 +90,7 @@ class TextEncoder(BaseEncoder):
         num_words = vocabulary_size - NUM_RESERVED * (kind == "padded-term-frequency")
         if num_words < 1:
             raise DataError(f"Expected a vocabulary_size that leaves one word or more, got {vocabulary_size}.")
-        counts = Counter()
-        for text in texts:
-            for words in first_words(text):
-                counts.update(words)
+        counts = count_words(texts)
         # One pass sorts by word, the next by count and, being stable, keeps ties in alphabetical order.
         words = sorted(sorted(counts), key=counts.__getitem__, reverse=True)[:num_words]
         return cls(kind, tuple(words), **fields)
@@ -158,77 +105,63 @@ class TextEncoder(BaseEncoder):
             texts = texts_of(texts, self.column, source)
         elif not isinstance(texts, Sequence | pd.Series | Iterator) or isinstance(texts, str):
             raise self.refusal(source)
-        matrix = self._padded(texts) if self.kind == "padded-term-frequency" else self._counted(texts)
+        blocks = self._padded(texts) if self.kind == "padded-term-frequency" else self._counted(texts)
+        matrix = stacked(blocks, self.num_features)
         return unit_norm_rows(matrix) if self.unit_rows else matrix
 
-    def _counted(self, texts: Iterable[str]) -> sp.csr_array:
-        index = {word: j for j, word in enumerate(self.vocabulary)}
-        lengths = array("q")
+    def _counted(self, texts: Iterable[str]) -> Iterator[sp.csr_array]:
+        columns = Places(self.vocabulary)
+        for words, lengths in words_of(texts, self.max_tokens):
+            found = columns.of(words)
+            is_known = found >= 0
+            ends = np.concatenate([[0], np.cumsum(is_known)])[np.cumsum([0, *lengths])]
+            block = self._block(np.ones(ends[-1], np.float32), found[is_known], ends)
+            if self.kind == "binary":
+                block.data[:] = 1
+            if self.kind == "term-frequency":
+                block.data /= np.repeat(lengths.astype(np.float32), np.diff(block.indptr))
+            yield block
 
-        def ids() -> Iterator[Sequence[int]]:
-            for text in texts:
-                known, length = array("i"), 0
-                for words in first_words(text, self.max_tokens):
-                    length += len(words)
-                    known.extend([index[word] for word in words if word in index])
-                lengths.append(length)
-                yield known
-
-        matrix = count_matrix(ids(), self.num_features)
-        if self.kind == "binary":
-            matrix.data[:] = 1
-        if self.kind == "term-frequency":
-            for begin in range(0, len(lengths), ROWS_AT_ONCE):
-                ends = matrix.indptr[begin : begin + ROWS_AT_ONCE + 1]
-                of_rows = np.array(lengths[begin : begin + ROWS_AT_ONCE], np.float32)
-                matrix.data[ends[0] : ends[-1]] /= np.repeat(of_rows, np.diff(ends))
-        return matrix
-
-    def _padded(self, texts: Iterable[str]) -> sp.csr_array:
+    def _padded(self, texts: Iterable[str]) -> Iterator[sp.csr_array]:
         assert self.max_tokens is not None
-        most = self.max_tokens
-        index = _Columns((word, j) for j, word in enumerate(self.vocabulary, start=NUM_RESERVED))
+        most, columns = self.max_tokens, Places(self.vocabulary)
+        for words, lengths in words_of(texts, most - 1):
+            found = columns.of(words)
+            ids = np.where(found < 0, OUT_OF_VOCABULARY, found + NUM_RESERVED)
+            # Each text begins with START and with all its PADs as one entry.
+            begins = np.repeat(np.cumsum(lengths) - lengths, 2)
+            ids = np.insert(ids, begins, np.tile([START, PAD], len(lengths)))
+            starts_and_pads = np.stack([np.ones(len(lengths)), most - 1 - lengths], axis=1)
+            counts = np.insert(np.ones(len(found), np.float32), begins, starts_and_pads.ravel())
+            block = self._block(counts, ids, np.cumsum([0, *(2 + lengths)]))
+            block.eliminate_zeros()
+            block.data /= most
+            yield block
 
-        def ids() -> Iterator[Sequence[int]]:
-            for text in texts:
-                known = [START]
-                for words in first_words(text, most - 1):
-                    known += map(index.__getitem__, words)
-                yield known + [PAD] * (most - len(known))
-
-        matrix = count_matrix(ids(), self.num_features)
-        matrix.data /= most
-        return matrix
-
-
-class _Columns(dict):
-    """Words to columns; mapping through it is several times faster than asking for each word whether it is there."""
-
-    def __missing__(self, word: str) -> int:
-        return OUT_OF_VOCABULARY
-
-
-def count_matrix(ids: Iterable[Sequence[int]], num_columns: int) -> sp.csr_array:
-    """How often each id occurs in each list: (number of lists, num_columns) float32.
-
-    >>> count_matrix([[0, 2, 2], []], 3).toarray()
-    array([[1., 0., 2.],
-           [0., 0., 0.]], dtype=float32)
-    """
-    columns, counts, indptr = array("i"), array("f"), array("q", [0])
-    lists = iter(ids)
-    while rows := list(islice(lists, ROWS_AT_ONCE)):
-        starts = np.cumsum([0, *map(len, rows)])
-        found = np.concatenate([np.asarray(row, np.int32) for row in rows])
-        block = sp.csr_array((np.ones(len(found), np.float32), found, starts), shape=(len(starts) - 1, num_columns))
+    def _block(self, counts: np.ndarray, ids: np.ndarray, ends: np.ndarray) -> sp.csr_array:
+        """Counts of the same id in one text added up."""
+        block = sp.csr_array((counts, ids, ends), shape=(len(ends) - 1, self.num_features))
         block.sum_duplicates()
-        indptr.extend((block.indptr[1:] + len(columns)).tolist())
+        return block
+
+
+def stacked(blocks: Iterable[sp.csr_array], num_columns: int) -> sp.csr_array:
+    """All rows in one matrix, float32; in little more memory than it takes.
+
+    >>> stacked([sp.csr_array([[1.0, 2.0]]), sp.csr_array([[0.0, 0.0], [3.0, 0.0]])], 2).toarray()
+    array([[1., 2.],
+           [0., 0.],
+           [3., 0.]], dtype=float32)
+    """
+    columns, values, ends = array("i"), array("f"), array("q", [0])
+    for block in blocks:
+        ends.frombytes((block.indptr[1:].astype(np.int64) + len(columns)).tobytes())
         columns.frombytes(block.indices.astype(np.int32).tobytes())
-        counts.frombytes(block.data.tobytes())
+        values.frombytes(block.data.astype(np.float32).tobytes())
     # Of one type with the columns, as far as that holds them: SciPy would copy the columns to the other.
-    ends = np.frombuffer(indptr, np.int64).astype(np.int32 if indptr[-1] < 2**31 else np.int64)
-    parts = (np.frombuffer(counts, np.float32), np.frombuffer(columns, np.int32), ends)
-    return sp.csr_array(parts, shape=(len(ends) - 1, num_columns))
+    indptr = np.frombuffer(ends, np.int64).astype(np.int32 if ends[-1] < 2**31 else np.int64)
+    parts = (np.frombuffer(values, np.float32), np.frombuffer(columns, np.int32), indptr)
+    return sp.csr_array(parts, shape=(len(indptr) - 1, num_columns))
 
 
 def read_vocabulary(path) -> tuple[str, ...]:

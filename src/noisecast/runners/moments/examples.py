@@ -13,20 +13,20 @@ from noisecast.problems.rows import DenseRows
 LARGEST_TEST, TEST_SHARE = 50_000, 4
 
 
-class Rows(NamedTuple):
+class Rows:
     """Labelled rows, split into a dense block [most energetic features, bias] and the rest.
 
     Args:
-      block, block_squared: (n, K + 1) float32.   rest, rest_squared: (n, p - K), CSR or dense, float32.
+      block: (n, K + 1) float32.   rest: (n, p - K), CSR or dense, float32.
       labels: (n,).   lengths: sqrt(|x|^2 + 1); (n,).
     """
 
-    block: np.ndarray
-    block_squared: np.ndarray
-    rest: Any
-    rest_squared: Any
-    labels: np.ndarray
-    lengths: np.ndarray
+    def __init__(self, block: np.ndarray, rest: Any, labels: np.ndarray, lengths: np.ndarray):
+        self.block, self.rest, self.labels, self.lengths = block, rest, labels, lengths
+        self.block_squared = block**2
+        self.rest_squared = rest.power(2) if scipy.sparse.issparse(rest) else rest**2
+        # Views, but for few examples SciPy takes as long to make one as to multiply by it.
+        self.rest_t, self.rest_squared_t = rest.T, self.rest_squared.T
 
     @property
     def num_examples(self) -> int:
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
     def mean_of(self, coefficients: np.ndarray) -> np.ndarray:
         """(1/n) sum_i c_i x_i; (d,)."""
         c = (coefficients / self.num_examples).astype(np.float32)
-        return np.concatenate([self.block.T @ c, self.rest.T @ c]).astype(np.float64)
+        return np.concatenate([self.block.T @ c, self.rest_t @ c]).astype(np.float64)
 
     def block_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
         """(1/n) sum_i c_i x_i x_i', c >= 0, within the block; (K + 1, K + 1)."""
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
     def rest_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
         """(1/n) sum_i c_i x_ij^2 in the rest; (p - K,)."""
-        return (self.rest_squared.T @ (coefficients / self.num_examples).astype(np.float32)).astype(np.float64)
+        return (self.rest_squared_t @ (coefficients / self.num_examples).astype(np.float32)).astype(np.float64)
 
     def block_spread(self, covariance: np.ndarray) -> np.ndarray:
         """x_i' V x_i in the block; (n,)."""
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
         return within.astype(np.float64) + _dense(weighted @ self.rest.T)
 
     def take(self, chosen: np.ndarray) -> "Rows":
-        return Rows(*(part[chosen] for part in self))
+        return Rows(*(part[chosen] for part in (self.block, self.rest, self.labels, self.lengths)))
 
 
 def presence_of(batch_size: float, *parts: Any) -> np.ndarray:
@@ -156,9 +156,7 @@ def _split(features: Any, data: Labelled, chosen: np.ndarray, first: np.ndarray)
     others = np.setdiff1d(np.arange(features.shape[1]), first)
     block, rest = features[:, first], features[:, others]
     if scipy.sparse.issparse(features):
-        block, squared = block.toarray(), rest.power(2)
-    else:
-        squared = rest**2
+        block = block.toarray()
     block = np.hstack([block, np.ones((len(block), 1))]).astype(np.float32)
     lengths = np.sqrt(np.asarray(data.rows.squared_norms, np.float64)[chosen] + 1)
-    return Rows(block, block**2, rest, squared, np.asarray(data.labels)[chosen], lengths)
+    return Rows(block, rest, np.asarray(data.labels)[chosen], lengths)

@@ -17,11 +17,13 @@ from noisecast.runners.moments.forecast import Forecast, Metrics, collected, tim
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, expected_norm
 from noisecast.theory.frozen_steps import (
+    HALVINGS,
     OVERSHOOTING,
     SATURATED,
     SMALLEST_GAIN,
     advance_covariance,
     advance_variance,
+    bend,
     krylov_response,
 )
 from noisecast.theory.logistic_moments import (
@@ -39,8 +41,7 @@ LARGEST_MOVE = 5.0  # of the logits by the first step
 SHORTEST_RUN = 10  # times the lag of directions behind gradients
 FEWEST_EXAMPLES = 20
 SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
-LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved,
-HALVINGS = 3  # at most so often; with a step too long, weights overshoot that then hardly move again
+LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
 EXAMPLES_OF_SPREAD = 500
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
 
@@ -112,11 +113,6 @@ def _norm(mean: np.ndarray, covariance: np.ndarray, variance: np.ndarray) -> flo
     mean_square = mean @ mean + np.trace(covariance) + variance.sum()
     along = mean[:split] @ covariance @ mean[:split] + mean[split:] ** 2 @ variance
     return expected_norm(mean_square, 2 * (np.sum(covariance**2) + variance @ variance) + 4 * along)
-
-
-def _bend(before: np.ndarray, after: np.ndarray) -> float:
-    """By how much the examples' slopes change, as a share of the larger."""
-    return float(np.abs(after - before).sum() / max(before.sum(), after.sum(), 1e-30))
 
 
 class _LogisticSolve:
@@ -194,7 +190,7 @@ class _LogisticSolve:
         if not _is_finite(middle):
             return middle
         around = self._field(middle)
-        if halvings and half > 1 and _bend(field.expectations.slope, around.expectations.slope) > LARGEST_BEND:
+        if halvings and half > 1 and bend(field.expectations.slope, around.expectations.slope) > LARGEST_BEND:
             middle = self._advance(at, field, step, half, halvings=halvings - 1)
             return self._advance(middle, self._field(middle), step + half, num_steps - half, halvings=halvings - 1)
         return self._frozen(at, field, middle, around, step, num_steps, since=half)

@@ -19,10 +19,12 @@ from noisecast.runners.moments.output_examples import LAWS, OutputExamples, Outp
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw
 from noisecast.theory.frozen_steps import (
+    HALVINGS,
     SATURATED,
     SMALLEST_GAIN,
     advance_covariance,
     advance_variance,
+    bend,
     krylov_response,
 )
 from noisecast.theory.softmax_moments import (
@@ -33,6 +35,9 @@ from noisecast.theory.softmax_moments import (
 )
 
 LARGEST_GROWTH = 1.2  # of the mean gradient within half a time step: beyond it the step is halved
+# Of the examples' slopes, likewise, if time steps are affordable. Twice as strict as for one output: where noise moves
+# weights into flat places, and flat places hold them less, the last long steps see too little of it.
+LARGEST_BEND = 0.15
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
 NUMBERS_IN_SAMPLES = 8_000_000  # that many, divided by the weights, are the pairs of samples of them, 4 to 64
 ROWS_OF_SAMPLES = 4_000  # examples on which those samples' losses are looked at
@@ -120,12 +125,13 @@ class _MultiOutputSolve:
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
-        self.steepest, self.direction = 0.0, None
+        self.steepest, self.direction, self.halvings = 0.0, None, 0
         self.first_loss, self.has_risen = math.inf, False
 
     def forecast(self, record_at: Sequence[int]) -> Forecast:
         affordable = max(6, WEIGHT_STEPS // (self.rows.num_weights * self.num_outputs))
         grid = time_grid(self.num_steps, min(self.settings.time_steps, affordable))
+        halvings = HALVINGS if affordable >= self.settings.time_steps else 0
         stops = sorted({0, *grid, *record_at})
         at, recorded, subsample_error = self._start(), {}, 0.0
         for step, end in zip(stops, [*stops[1:], None], strict=True):
@@ -136,6 +142,7 @@ class _MultiOutputSolve:
                 optimism, subsample_error = self._subsample_effect(at, field)
                 recorded[step] = metrics | {"loss": metrics["loss"] + optimism}, beyond
             if end is not None and at.is_finite:
+                self.halvings = 0 if beyond else halvings  # what explodes bends at any length
                 at = self._advance(at, field, step, end - step)
         return collected(recorded, subsample_error, self._reasons())
 
@@ -144,7 +151,7 @@ class _MultiOutputSolve:
         own = np.ones((self.rows.num_examples, m), np.float32)
         return _Weights(np.zeros((d, m)), np.zeros((m, k, k)), np.zeros((d - k, m)), own, np.zeros(d), None)
 
-    def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int) -> _Weights:
+    def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int, *, depth: int = 0) -> _Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
         half = num_steps // 2
         if half == 0:
@@ -153,11 +160,16 @@ class _MultiOutputSolve:
         if not middle.is_finite:
             return middle
         around = self._field(middle)
-        if half > 1 and not np.linalg.norm(around.mean) < LARGEST_GROWTH * np.linalg.norm(field.mean):
-            # Overshot: the force bends more than its slope says. Two shorter steps.
-            middle = self._advance(at, field, step, half)
-            return self._advance(middle, self._field(middle), step + half, num_steps - half)
+        if half > 1 and self._is_too_long(field, around, depth):
+            middle = self._advance(at, field, step, half, depth=depth + 1)
+            return self._advance(middle, self._field(middle), step + half, num_steps - half, depth=depth + 1)
         return self._frozen(at, around, middle, step, num_steps)
+
+    def _is_too_long(self, field: _Field, around: _Field, depth: int) -> bool:
+        """Whether the force has grown, so that it bends more than its slope says, or the slopes themselves bend."""
+        if not np.linalg.norm(around.mean) < LARGEST_GROWTH * np.linalg.norm(field.mean):
+            return True
+        return depth < self.halvings and bend(field.expectations.slope, around.expectations.slope) > LARGEST_BEND
 
     def _frozen(self, at: _Weights, field: _Field, around: _Weights, step: int, num_steps: int) -> _Weights:
         """num_steps from `at` in the field found at `around`."""
