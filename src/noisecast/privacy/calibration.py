@@ -1,7 +1,7 @@
 """The noise for a target epsilon: the least that the accountants prove enough.
 
-Epsilon falls as the noise grows, so this is a search on ln z: where a cheap Renyi bound meets the target, secants on
-the epsilon that `accounting` proves take over. Whatever the search did, the answer is rounded up and checked.
+Epsilon falls as the noise grows, so this is a search: where a cheap Renyi bound meets the target, secants on the
+epsilon that `accounting` proves take over. Only what was itself proven enough is ever the answer.
 """
 
 import math
@@ -14,15 +14,18 @@ from noisecast.privacy.accounting import epsilon_spent, epsilons_by_rdp
 from noisecast.privacy.mechanism import SampledGaussian
 
 LOG_MULTIPLIERS = (math.log(1e-3), math.log(1e6))  # where calibration looks
+CLOSE = 2e-4  # of the target: an epsilon below it by less is near enough
+SLOWEST = -0.2  # epsilon falls at least like z to this power
+STEEP = -0.8  # where it falls like this, a percent less noise is not enough for a grid that is good to 0.5 %
 WHOLE_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256, 512, 1024)
 
 
 def calibrate_noise_multiplier(
     mechanism: SampledGaussian, *, target_epsilon: float, target_delta: float, num_steps: int
 ) -> SampledGaussian:
-    """The mechanism with the least noise whose epsilon stays within target_epsilon, checked after it is found.
+    """The mechanism with the least noise whose epsilon stays within target_epsilon.
 
-    The noise multiplier is rounded up to four digits; epsilon(z) <= target_epsilon < epsilon(0.99 z).
+    The noise multiplier z has four digits; epsilon(z) <= target_epsilon < epsilon(0.99 z).
 
     Args:
       mechanism: as it shall be; its noise_multiplier is ignored.
@@ -40,67 +43,73 @@ def calibrate_noise_multiplier(
     if num_steps < 1:
         raise ValueError(f"Expected num_steps >= 1, got {num_steps}.")
 
-    def epsilon(z: float) -> float:
-        candidate = mechanism.with_noise_multiplier(z)
-        return epsilon_spent(candidate, num_steps=num_steps, target_delta=target_delta).epsilon
-
-    too_little = [0.0]  # noise: with it, and by monotonicity with less, the budget is exceeded
-
     @cache
-    def excess(log_z: float) -> float:
-        ratio = epsilon(math.exp(log_z)) / target_epsilon
-        if ratio > 1:
-            too_little.append(math.exp(log_z))
-        return math.log(min(max(ratio, 1e-3), 1e12))  # epsilon may be 0, or infinite
+    def excess(z: float) -> float:
+        candidate = mechanism.with_noise_multiplier(z)
+        spent = epsilon_spent(candidate, num_steps=num_steps, target_delta=target_delta)
+        return math.log(min(max(spent.epsilon / target_epsilon, 1e-3), 1e12))  # epsilon may be 0, or infinite
 
-    start = _log_multiplier_by_rdp(mechanism, target_epsilon, target_delta, num_steps)
-    z = _round_up_to_four_digits(math.exp(_zero_of(excess, start, target_epsilon)))
-    while epsilon(z) > target_epsilon:  # the private side, whatever the search did
-        z = _round_up_to_four_digits(z * 1.0005)
-    while 0.99 * z > max(too_little) and epsilon(0.99 * z) <= target_epsilon:
-        z = 0.99 * z
-    return mechanism.with_noise_multiplier(z)
+    def rough_excess(log_z: float) -> float:
+        # Whole orders alone: a hundred times cheaper than fractional ones, and near enough for a start.
+        candidate = mechanism.with_noise_multiplier(math.exp(log_z))
+        bound = epsilons_by_rdp(candidate, np.array([num_steps]), target_delta, (WHOLE_ORDERS,))[0]
+        return math.log(min(max(bound / target_epsilon, 1e-12), 1e12))
+
+    return mechanism.with_noise_multiplier(_least_noise(excess, rough_excess, target_epsilon))
 
 
-def _log_multiplier_by_rdp(
-    mechanism: SampledGaussian, target_epsilon: float, target_delta: float, num_steps: int
+def _least_noise(
+    excess: Callable[[float], float], rough_excess: Callable[[float], float], target_epsilon: float
 ) -> float:
-    """ln z, within 2 %, at which a rough bound meets the target: where the search with PLD starts."""
+    """The least z of four digits, to a digit, with excess(z) = ln(epsilon(z) / target) <= 0.
+
+    Secants kept inside a bracket, from where the rough excess vanishes, and with its slope. Each evaluation is an
+    accountant's whole work, and a grid's epsilon may jump, to 0 too: where secants do not settle, halving does.
+    """
+    log_z = _zero_of(rough_excess)
+    slope = rough_slope = min((rough_excess(log_z + 0.01) - rough_excess(log_z - 0.01)) / 0.02, SLOWEST)
+    z, before = _rounded_up(math.exp(log_z)), None
+    low, high = 0.0, math.inf  # excess(low) > 0 >= excess(high)
+    while True:
+        _check_reach(z, target_epsilon)
+        value = excess(z)
+        low, high = (z, high) if value > 0 else (low, z)
+        if low > 0 and _rounded_up(low * (1 + 1e-6)) >= high:
+            return high
+        # Two points closer than a grid's own tolerance tell nothing of the slope.
+        if before is not None and abs(math.log(z / before)) > 0.01:
+            slope = min((value - excess(before)) / math.log(z / before), SLOWEST)
+        before = z
+        if slope * _digit(z) / z - CLOSE <= value <= 0:
+            less = _rounded_up(0.989 * z)
+            if low >= 0.99 * z or rough_slope < STEEP or excess(less) > 0:
+                return z
+            z = less
+        else:
+            z = _between(low, z * math.exp(min(max(-(value + CLOSE / 2) / slope, -1.0), 1.0)), high)
+
+
+def _between(low: float, guess: float, high: float) -> float:
+    """The guess, rounded, or what is well inside."""
+    guess = _rounded_up(guess)
+    if low < guess < high:
+        return guess
+    if high == math.inf:
+        return _rounded_up(1.002 * low)
+    return _rounded_up(math.sqrt(low * high) if low > 0 else 0.998 * high)
+
+
+def _zero_of(rough_excess: Callable[[float], float]) -> float:
+    """ln z, within 2 % above where the rough excess turns negative."""
     low, high = LOG_MULTIPLIERS
     while high - low > 0.02:
         middle = (low + high) / 2
-        candidate = mechanism.with_noise_multiplier(math.exp(middle))
-        # Whole orders alone: a hundred times cheaper than fractional ones, and near enough for a start.
-        bound = epsilons_by_rdp(candidate, np.array([num_steps]), target_delta, (WHOLE_ORDERS,))[0]
-        low, high = (middle, high) if bound > target_epsilon else (low, middle)
+        low, high = (middle, high) if rough_excess(middle) > 0 else (low, middle)
     return high
 
 
-def _zero_of(excess: Callable[[float], float], log_z: float, target_epsilon: float) -> float:
-    """ln z, within 5e-4 above where ln(epsilon / target) turns negative: secants kept inside a bracket.
-
-    Each evaluation is an accountant's whole work, and a grid's epsilon may jump, to 0 too: where secants do not settle,
-    halving does.
-    """
-    low, high = -math.inf, math.inf  # excess(low) > 0 >= excess(high)
-    slope, value = -1.5, excess(log_z)
-    while value > 0 or value < -2e-4:
-        low, high = (log_z, high) if value > 0 else (low, log_z)
-        if high - low < 5e-4:
-            return high
-        moved = min(max(log_z - (value + 1e-4) / slope, log_z - 1.0), log_z + 1.0)
-        if not low < moved < high:
-            moved = (low + high) / 2
-        _check_reach(moved, target_epsilon)
-        new_value = excess(moved)
-        # Two points closer than a grid's own tolerance tell nothing of the slope; epsilon falls at least like z^-0.2.
-        if abs(moved - log_z) > 0.01:
-            slope = min((new_value - value) / (moved - log_z), -0.2)
-        log_z, value = moved, new_value
-    return log_z
-
-
-def _check_reach(log_z: float, target_epsilon: float) -> None:
+def _check_reach(z: float, target_epsilon: float) -> None:
+    log_z = math.log(z)
     if log_z > LOG_MULTIPLIERS[1]:
         raise ValueError(
             f"Expected a target_epsilon within reach, got {target_epsilon}: it needs noise_multiplier > 10^6; "
@@ -113,7 +122,11 @@ def _check_reach(log_z: float, target_epsilon: float) -> None:
         )
 
 
-def _round_up_to_four_digits(z: float) -> float:
-    digit = 10.0 ** (math.floor(math.log10(z)) - 3)
+def _digit(z: float) -> float:
+    """The fourth one."""
+    return 10.0 ** (math.floor(math.log10(z)) - 3)
+
+
+def _rounded_up(z: float) -> float:
     # Division by a power of ten may land a hair above the integer it stands for.
-    return float(f"{math.ceil(z / digit - 1e-9) * digit:.4g}")
+    return float(f"{math.ceil(z / _digit(z) - 1e-9) * _digit(z):.4g}")
