@@ -10,9 +10,9 @@ from cyclopts import Parameter
 from rich.table import Table
 from scipy.stats import binom, norm
 
-from noisecast.cli.answer import check_places
-from noisecast.cli.forecast import Subsample, TimeSteps, able_and_refused, moments_with, print_whole
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn, whole_number
+from noisecast.cli.forecast import Subsample, TimeSteps, able_and_refused, moments_with
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn, whole_number
+from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.figures import accuracy_picture
 from noisecast.files import written_whole

@@ -10,7 +10,8 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn
+from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.files import why_unwritable
 from noisecast.privacy.accounting import epsilon_text
@@ -101,7 +102,6 @@ def _advise(
     json: bool,
 ) -> None:
     from noisecast.advice.advise import advise as ask
-    from noisecast.cli.answer import check_places
     from noisecast.forecasting.forecasters import Forecasters
     from noisecast.privacy.accounting import warnings_for
     from noisecast.table import write_table
@@ -245,8 +245,6 @@ def _content(advice: Any, public: bool) -> dict[str, Any]:
 
 
 def _show(console: Console, advice: Any, public: bool, keep: bool) -> None:
-    from noisecast.cli.forecast import print_whole
-
     print_whole(console, _settings_table(advice))
     print_whole(console, _optimizers_table(advice))
     console.print(_thresholds_text("With the tuned settings kept", advice.thresholds_kept, advice, "kept"))

@@ -8,9 +8,10 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn
+from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.figures import scenario_picture
-from noisecast.files import why_unwritable, written_whole
+from noisecast.files import written_whole
 from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.question import Question
 from noisecast.runners import answer as ask
@@ -64,19 +65,6 @@ def answer(
     for path in (output, figure):
         if path is not None:
             console.print(f"Written: {path}", soft_wrap=True)
-
-
-def check_places(output: Path | None, figure: Path | None) -> None:
-    """Whether results can be written, before they are computed."""
-    for path, what, suffixes in ((output, "table", (".parquet",)), (figure, "figure", (".png", ".pdf", ".svg"))):
-        if path is None:
-            continue
-        if path.is_dir():
-            raise ValueError(f"Expected a file to write to, got the directory {path}.")
-        if path.suffix not in suffixes:
-            raise ValueError(f"Expected a {what} that ends in {' or '.join(suffixes)}, got {path}.")
-        if (reason := why_unwritable(path.absolute())) is not None:
-            raise ValueError(reason)
 
 
 def write(table: pd.DataFrame, output: Path | None, figure: Path | None) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 from cyclopts import Parameter
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
-from noisecast.cli.answer import check_places, write
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn, whole_number
+from noisecast.cli.answer import write
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn, whole_number
+from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, forecast_crossing
 from noisecast.forecasting.outcome import Outcome
@@ -251,14 +251,6 @@ def loss_text(loss: float, spread: float | None) -> str:
     if not 0 <= decimals <= 5 or abs(loss) >= 1e4:
         return f"{loss:.3g} ±{spread:.1g}"
     return f"{loss:.{decimals}f} ±{spread:.{decimals}f}"
-
-
-def print_whole(console: Console, table: Table) -> None:
-    """A table in all its columns: on a narrower screen the terminal breaks the lines."""
-    whole = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    kept, console.width = console.width, max(console.width, whole)
-    console.print(table)
-    console.width = kept
 
 
 def _cell(name: str, value: float | None) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias
 from cyclopts import Parameter, Token
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -44,6 +45,14 @@ def to_reader() -> Console:
     console = Console(highlight=False, soft_wrap=False)
     console.width = max(console.width, NARROWEST)
     return console
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """A table in all its columns: on a narrower screen the terminal breaks the lines."""
+    whole = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    kept, console.width = console.width, max(console.width, whole)
+    console.print(table)
+    console.width = kept
 
 
 def to_watcher() -> Console:

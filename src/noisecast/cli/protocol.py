@@ -10,9 +10,8 @@ import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.answer import check_places
-from noisecast.cli.forecast import print_whole
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader
+from noisecast.cli.places import check_places
 from noisecast.cli.progress import sweep_progress
 from noisecast.figures import protocol_picture
 from noisecast.files import written_whole

@@ -186,14 +186,23 @@ class _LogisticSolve:
         half = num_steps // 2
         if half == 0:
             return self._frozen(at, field, at, field, step, num_steps, since=0)
+        if step == 0 and halvings and half > 1:
+            # Weights move fastest here: of hundreds of first steps hardly one was short enough.
+            return self._halved(at, field, step, num_steps, halvings - 1)
         middle = self._frozen(at, field, at, field, step, half, since=0, overshooting=OVERSHOOTING)
         if not _is_finite(middle):
             return middle
         around = self._field(middle)
         if halvings and half > 1 and bend(field.expectations.slope, around.expectations.slope) > LARGEST_BEND:
-            middle = self._advance(at, field, step, half, halvings=halvings - 1)
-            return self._advance(middle, self._field(middle), step + half, num_steps - half, halvings=halvings - 1)
+            return self._halved(at, field, step, num_steps, halvings - 1)
         return self._frozen(at, field, middle, around, step, num_steps, since=half)
+
+    def _halved(self, at: _Weights, field: _Field, step: int, num_steps: int, halvings: int) -> _Weights:
+        half = num_steps // 2
+        middle = self._advance(at, field, step, half, halvings=halvings)
+        if not _is_finite(middle):
+            return middle
+        return self._advance(middle, self._field(middle), step + half, num_steps - half, halvings=halvings)
 
     def _frozen(
         self, at: _Weights, before: _Field, around: _Weights, field: _Field, step: int, num_steps: int, *, since: int,

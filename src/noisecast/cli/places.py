@@ -1,0 +1,18 @@
+"""Where commands write, looked at before they compute."""
+
+from pathlib import Path
+
+from noisecast.files import why_unwritable
+
+
+def check_places(output: Path | None, figure: Path | None) -> None:
+    """Whether results can be written, before they are computed."""
+    for path, what, suffixes in ((output, "table", (".parquet",)), (figure, "figure", (".png", ".pdf", ".svg"))):
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ValueError(f"Expected a file to write to, got the directory {path}.")
+        if path.suffix not in suffixes:
+            raise ValueError(f"Expected a {what} that ends in {' or '.join(suffixes)}, got {path}.")
+        if (reason := why_unwritable(path.absolute())) is not None:
+            raise ValueError(reason)
