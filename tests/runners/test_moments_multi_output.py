@@ -138,21 +138,35 @@ def test_dense_and_sparse_rows_are_forecast_alike():
         assert dense.metrics[name] == pytest.approx(values, rel=1e-3), name
 
 
+def on_digits(optimizer, noise):
+    problem = linear_model(*bundled("digits"))
+    sampler = Poisson.for_batch_size(64, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=noise, l2_clip_norm=1.0, sampler=sampler)
+    return Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=1000)
+
+
 def test_no_grid_of_time_steps_is_unlucky(monkeypatch):
     """Noise that moves weights far, into flat places that hold them less: long steps saw a quarter too much of it."""
-    problem = linear_model(*bundled("digits"))
-    mechanism = SampledGaussian(noise_multiplier=4.0, l2_clip_norm=1.0, sampler=Poisson.for_batch_size(64, 1438))
-    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=3.0), num_steps=1000)
 
     def loss(time_steps):
-        found = forecast(scenario, [], time_steps=time_steps)
-        assert not found.extrapolated.any()
-        return found.metrics["loss"][-1]
+        return forecast(on_digits(DPSGD(learning_rate=3.0), 4.0), [], time_steps=time_steps).metrics["loss"][-1]
 
     fine = loss(48)
     assert [loss(6), loss(12)] == pytest.approx([fine] * 2, rel=0.04)
     monkeypatch.setattr(multi_output, "LARGEST_BEND", np.inf)
     assert loss(6) > 1.2 * fine
+
+
+@pytest.mark.parametrize("noise, is_far", [(4.0, True), (1.0, False)])
+def test_where_noise_makes_most_of_the_loss_it_says_so(noise, is_far):
+    """Beyond, its losses are far too high; below, they are as trained."""
+    scenario = on_digits(DPSGD(learning_rate=3.0), noise)
+    found = forecast(scenario, [])
+    rows = answer([scenario], runners=[Training()], insecure_seeds=list(range(16)), record_at=[1000])
+    trained = rows.loc[(rows["metric"] == "loss") & (rows["step"] == 1000), "value"]
+    assert (found.metrics["loss"][-1] > 1.1 * trained.mean()) == is_far
+    assert found.extrapolated[-1] == is_far
+    assert any("Fluctuations of the weights make" in each for each in found.reasons) == is_far
 
 
 def test_it_starts_where_training_starts():
