@@ -385,6 +385,28 @@ def test_other_batches_must_gain(bonus, changes):
     assert after.outcome.lead_over(before.outcome) == (pytest.approx(bonus / (1 - bonus)) if changes else 0)
 
 
+def test_larger_batches_that_spare_no_noise_are_not_looked_at():
+    """Four times the batch at twice the multiplier: a quarter of the steps, each four times as long, half as noisy."""
+    start = scenario(DPSGD(learning_rate=0.1), steps=8000)
+    before = Found(start, Outcome("loss", 1.0, 0.0, OK), ())
+
+    def num_asked(noise_multiplier):
+        asked = []
+
+        def ask(scenarios):
+            asked.extend(scenarios)
+            return [Outcome("loss", 2.0, 0.0, OK) for _ in scenarios]
+
+        def calibrate(there):
+            return replace(there, mechanism=there.mechanism.with_noise_multiplier(noise_multiplier))
+
+        side_by_side([better_batches(before, calibrate, least_gain=0.01)], ask)
+        return len(asked)
+
+    twice = 2 * start.mechanism.noise_multiplier
+    assert num_asked(twice) == 0 and num_asked(0.995 * twice) == 0 and num_asked(0.98 * twice) >= 3
+
+
 # --- Bad input -------------------------------------------------------------------------------------------------------
 
 
