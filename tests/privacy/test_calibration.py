@@ -1,10 +1,12 @@
 """Calibrated noise against golden numbers and its own promise: within the budget, and a percent less is not."""
 
 import csv
+import math
 from pathlib import Path
 
 import pytest
 
+from noisecast.privacy import calibration
 from noisecast.privacy.accounting import epsilon_spent
 from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
@@ -74,3 +76,32 @@ def test_calibration_refuses_with_a_sentence():
         calibrate_noise_multiplier(mechanism, target_epsilon=0, target_delta=1e-5, num_steps=10)
     with pytest.raises(ValueError, match="num_steps >= 1, got 0"):
         calibrate_noise_multiplier(mechanism, target_epsilon=1, target_delta=1e-5, num_steps=0)
+
+
+def jumping(z):
+    """An accountant's epsilon over a target of 1: 1000/z, and 0 where a grid no longer sees it."""
+    return -7.0 if z > 1300 else math.log(1000 / z)
+
+
+def plateaus(z):
+    return 0.004 * math.floor(250 * math.log(1000 / z))
+
+
+def cliff(z):
+    return -7.0 if z >= 777.7 else 3.0
+
+
+@pytest.mark.parametrize("excess", [jumping, plateaus, cliff], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("start", [0.01, 900.0, 1250.0, 90_000.0])
+@pytest.mark.parametrize("slope", [-2000.0, -1.0, 0.0])
+def test_the_search_ends_soon_where_epsilons_jump(excess, start, slope):
+    """Each evaluation may take seconds. The rough bound may vanish far from the answer, and by a jump of its own."""
+    evaluated = []
+
+    def counted(z):
+        evaluated.append(z)
+        return excess(z)
+
+    found = calibration._least_noise(counted, lambda log_z: slope * (log_z - math.log(start)) - 1e-9, 1.0)
+    assert excess(found) <= 0 < excess(0.99 * found)
+    assert len(set(evaluated)) <= 40

@@ -15,7 +15,8 @@ from noisecast.privacy.mechanism import SampledGaussian
 
 LOG_MULTIPLIERS = (math.log(1e-3), math.log(1e6))  # where calibration looks
 CLOSE = 2e-4  # of the target: an epsilon below it by less is near enough
-SLOWEST = -0.2  # epsilon falls at least like z to this power
+SLOWEST, FASTEST = -0.2, -20.0  # epsilon falls at least like z to this power; a steeper slope is that of a jump
+SECANTS = 4  # that may have it their way
 STEEP = -0.8  # where it falls like this, a percent less noise is not enough for a grid that is good to 0.5 %
 WHOLE_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256, 512, 1024)
 
@@ -64,13 +65,17 @@ def _least_noise(
     """The least z of four digits, to a digit, with excess(z) = ln(epsilon(z) / target) <= 0.
 
     Secants kept inside a bracket, from where the rough excess vanishes, and with its slope. Each evaluation is an
-    accountant's whole work, and a grid's epsilon may jump, to 0 too: where secants do not settle, halving does.
+    accountant's whole work. A grid's epsilon may jump, to 0 too: after a few secants the strides double until there is
+    a bracket, and every other evaluation halves that.
     """
     log_z = _zero_of(rough_excess)
-    slope = rough_slope = min((rough_excess(log_z + 0.01) - rough_excess(log_z - 0.01)) / 0.02, SLOWEST)
+    rough_slope = (rough_excess(log_z + 0.01) - rough_excess(log_z - 0.01)) / 0.02
+    slope = min(max(rough_slope, FASTEST), SLOWEST)
     z, before = _rounded_up(math.exp(log_z)), None
     low, high = 0.0, math.inf  # excess(low) > 0 >= excess(high)
+    count = 0
     while True:
+        count += 1
         _check_reach(z, target_epsilon)
         value = excess(z)
         low, high = (z, high) if value > 0 else (low, z)
@@ -78,25 +83,28 @@ def _least_noise(
             return high
         # Two points closer than a grid's own tolerance tell nothing of the slope.
         if before is not None and abs(math.log(z / before)) > 0.01:
-            slope = min((value - excess(before)) / math.log(z / before), SLOWEST)
+            slope = min(max((value - excess(before)) / math.log(z / before), FASTEST), SLOWEST)
         before = z
-        if slope * _digit(z) / z - CLOSE <= value <= 0:
-            less = _rounded_up(0.989 * z)
-            if low >= 0.99 * z or rough_slope < STEEP or excess(less) > 0:
+        if max(slope, -5.0) * _digit(z) / z - CLOSE <= value <= 0:
+            less = _rounded_up(0.99 * z)
+            if low >= 0.99 * z or FASTEST < rough_slope < STEEP or excess(less) > 0:
                 return z
             z = less
         else:
-            z = _between(low, z * math.exp(min(max(-(value + CLOSE / 2) / slope, -1.0), 1.0)), high)
+            z = _next(z, -(value + CLOSE / 2) / slope, low, high, count)
 
 
-def _between(low: float, guess: float, high: float) -> float:
-    """The guess, rounded, or what is well inside."""
-    guess = _rounded_up(guess)
-    if low < guess < high:
-        return guess
-    if high == math.inf:
-        return _rounded_up(1.002 * low)
-    return _rounded_up(math.sqrt(low * high) if low > 0 else 0.998 * high)
+def _next(z: float, move: float, low: float, high: float, count: int) -> float:
+    """Where to look next, strictly within the bracket: z exp(move), rounded, if that is getting somewhere."""
+    is_open = low == 0 or high == math.inf
+    if is_open:
+        move *= 2.0 ** max(0, count - SECANTS)
+    moved = _rounded_up(z * math.exp(min(max(move, -1.0), 1.0)))
+    if low < moved < high and (is_open or count <= SECANTS or count % 2):
+        return moved
+    if is_open:
+        return _rounded_up(1.002 * low if low > 0 else 0.998 * high)
+    return _rounded_up(math.sqrt(low * high))
 
 
 def _zero_of(rough_excess: Callable[[float], float]) -> float:

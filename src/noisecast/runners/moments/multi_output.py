@@ -129,7 +129,7 @@ class _MultiOutputSolve:
         self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
         self.steepest, self.direction, self.halvings = 0.0, None, 0
-        self.first_loss, self.has_risen, self.noise_made = math.inf, False, 0.0
+        self.first_loss, self.has_risen, self.is_noise_alone = math.inf, False, False
 
     def forecast(self, record_at: Sequence[int]) -> Forecast:
         affordable = max(6, WEIGHT_STEPS // (self.rows.num_weights * self.num_outputs))
@@ -143,10 +143,9 @@ class _MultiOutputSolve:
             if step in record_at:
                 metrics = self._metrics(at, field)
                 optimism, subsample_error = self._subsample_effect(at, field)
-                recorded[step] = (
-                    metrics | {"loss": metrics["loss"] + optimism},
-                    beyond or self._is_noise_alone(at, field),
-                )
+                self.is_noise_alone = self._is_noise_alone(at, field)
+                metrics |= {"loss": metrics["loss"] + optimism}
+                recorded[step] = metrics, beyond or self.is_noise_alone
             if end is not None and at.is_finite:
                 self.halvings = 0 if beyond else halvings  # what explodes bends at any length
                 at = self._advance(at, field, step, end - step)
@@ -402,14 +401,12 @@ class _MultiOutputSolve:
 
         Two outputs are forecast as they are: only their difference counts (`OutputLaw.gauge`).
         """
-        if not self.outputs.is_coupled or self.num_outputs == 2:
+        if not self.outputs.is_coupled or self.num_outputs == 2 or not at.is_finite:
             return False
         logits = self.rows.dot(at.mean)
         _, normaliser = self.outputs.probabilities(logits)
         without = float(normaliser.mean() - np.einsum("ij,ij->i", logits, self.rows.targets).mean())
-        noise_made = 1 - without / float(field.expectations.loss.mean())
-        self.noise_made = max(self.noise_made, noise_made)
-        return noise_made > NOISE_ALONE
+        return without < (1 - NOISE_ALONE) * float(field.expectations.loss.mean())
 
     def _subsample_effect(self, at: _Weights, field: _Field) -> tuple[float, float]:
         """What fewer examples take from the loss, and the share of it that stays unknown: see `logistic`."""
@@ -430,10 +427,10 @@ class _MultiOutputSolve:
             )
         if self.has_risen:
             reasons.append("The forecast loss rises to more than twice its start: time steps may be too coarse for it.")
-        if self.noise_made > NOISE_ALONE:
+        if self.is_noise_alone:
             reasons.append(
-                f"Fluctuations of the weights make {self.noise_made:.0%} of the loss. They are taken to be independent "
-                "from output to output; the loss is likely a tenth to a third too high."
+                f"Fluctuations of the weights make more than {NOISE_ALONE:.0%} of the loss. They are taken to be "
+                "independent from output to output; the loss is likely a tenth to a third too high."
             )
         if self.examples.held_out is not None:
             reasons.append(f"Computed from {self.rows.num_examples:,} of {self.examples.num_all:,} training examples.")
