@@ -161,6 +161,14 @@ def test_bad_input_meets_one_sentence(run, arguments, text, message):
     assert message in run(*arguments, text=text, status=2)
 
 
+def test_settings_written_before_are_not_written_over(folder, run):
+    (folder / "advised").mkdir()
+    (folder / "advised" / "epsilon_2.toml").write_text("mine")
+    message = run("tuned.toml", "--epsilon", "1,2", "--settings", "advised", status=2)
+    assert message == "advised/epsilon_2.toml is there already; give --settings another folder, or move it away."
+    assert [path.name for path in (folder / "advised").iterdir()] == ["epsilon_2.toml"]
+
+
 def test_a_problem_without_a_forecast_is_refused(run, monkeypatch):
     from noisecast.runners.moments import Moments
 

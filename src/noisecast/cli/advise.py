@@ -107,7 +107,7 @@ def _advise(
     from noisecast.table import write_table
 
     check_places(output, None)
-    _check_folder(settings)
+    _check_folder(settings, budgets)
     with Forecasters() as forecasters:
         tuned = _tuned(file)
         warn(dict.fromkeys(s for each in tuned for s in warnings_for(each.mechanism, target_delta=each.target_delta)))
@@ -189,13 +189,20 @@ def _tuned(file: Path) -> list[Any]:
 # --- What is written -------------------------------------------------------------------------------------------------
 
 
-def _check_folder(folder: Path | None) -> None:
+def _settings_file(folder: Path, epsilon: float) -> Path:
+    return folder / f"epsilon_{epsilon:.12g}.toml"
+
+
+def _check_folder(folder: Path | None, budgets: Sequence[float]) -> None:
     if folder is None:
         return
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"Expected a folder for --settings, got the file {folder}.")
     if (reason := why_unwritable(folder.absolute())) is not None and not folder.is_dir():
         raise ValueError(reason)
+    for path in (_settings_file(folder, epsilon) for epsilon in budgets):
+        if path.exists():
+            raise ValueError(f"{path} is there already; give --settings another folder, or move it away.")
 
 
 def _write_settings(advice: Any, file: Path, folder: Path) -> list[Path]:
@@ -208,7 +215,7 @@ def _write_settings(advice: Any, file: Path, folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     paths = []
     for each in advice.recommendations:
-        path = folder / f"epsilon_{each.target_epsilon:.12g}.toml"
+        path = _settings_file(folder, each.target_epsilon)
         text = settings_toml(each, asked, read_in=file.absolute().parent, written_in=folder.absolute())
         with written_whole(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
