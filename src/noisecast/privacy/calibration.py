@@ -65,8 +65,8 @@ def _least_noise(
     """The least z of four digits, to a digit, with excess(z) = ln(epsilon(z) / target) <= 0.
 
     Secants kept inside a bracket, from where the rough excess vanishes, and with its slope. Each evaluation is an
-    accountant's whole work. A grid's epsilon may jump, to 0 too: after a few secants the strides double until there is
-    a bracket, and every other evaluation halves that.
+    accountant's whole work; the caller remembers them. A grid's epsilon may jump, to 0 too: after a few secants the
+    strides double until there is a bracket, and every other evaluation halves that.
     """
     log_z = _zero_of(rough_excess)
     rough_slope = (rough_excess(log_z + 0.01) - rough_excess(log_z - 0.01)) / 0.02

@@ -187,7 +187,7 @@ class _LogisticSolve:
         if half == 0:
             return self._frozen(at, field, at, field, step, num_steps, since=0)
         if step == 0 and halvings and half > 1:
-            # Weights move fastest here: of hundreds of first steps hardly one was short enough.
+            # Weights move fastest here: a first step is hardly ever short enough.
             return self._halved(at, field, step, num_steps, halvings - 1)
         middle = self._frozen(at, field, at, field, step, half, since=0, overshooting=OVERSHOOTING)
         if not _is_finite(middle):

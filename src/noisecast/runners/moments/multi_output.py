@@ -39,9 +39,7 @@ LARGEST_GROWTH = 1.2  # of the mean gradient within half a time step: beyond it 
 # weights into flat places, and flat places hold them less, the last long steps see too little of it.
 LARGEST_BEND = 0.15
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
-# Of the loss, that noise in the weights makes. On digits softmax forecasts were 14 to 35 % too high beyond it, 8 % at
-# most below: a noisy example confuses few outputs, and what fluctuates is their difference alone.
-NOISE_ALONE = 0.8
+NOISE_ALONE = 0.8  # of the loss, that fluctuations of the weights make: beyond it a trained loss is far lower
 NUMBERS_IN_SAMPLES = 8_000_000  # that many, divided by the weights, are the pairs of samples of them, 4 to 64
 ROWS_OF_SAMPLES = 4_000  # examples on which those samples' losses are looked at
 LOGITS_OF_GRADIENTS = 10_000_000  # that many, divided by examples times outputs, are the pairs that ask for gradients
@@ -430,7 +428,7 @@ class _MultiOutputSolve:
         if self.is_noise_alone:
             reasons.append(
                 f"Fluctuations of the weights make more than {NOISE_ALONE:.0%} of the loss. They are taken to be "
-                "independent from output to output; the loss is likely a tenth to a third too high."
+                "independent from output to output; the loss is likely more than a tenth too high."
             )
         if self.examples.held_out is not None:
             reasons.append(f"Computed from {self.rows.num_examples:,} of {self.examples.num_all:,} training examples.")
