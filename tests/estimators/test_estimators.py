@@ -114,6 +114,7 @@ def test_probabilities_are_of_the_classes_in_order():
         model.fit(X, y)
         probabilities = model.predict_proba(X)
         np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
+        np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), probabilities)
         np.testing.assert_array_equal(model.classes_[probabilities.argmax(axis=1)], model.predict(X))
         assert model.score(X, y) > 0.6
 

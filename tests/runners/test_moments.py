@@ -211,6 +211,20 @@ def final_loss(runner, sampler=None, optimizer=LOGISTIC_OPTIMIZERS[0], problem=P
 
 
 @pytest.mark.parametrize("optimizer", LOGISTIC_OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_looking_on_the_way_does_not_move_the_end_and_sees_it_right(optimizer):
+    sampler = Poisson.for_batch_size(32, 400)
+    scenario = asked(PROBLEM, optimizer, 300, sampler=sampler, noise_multiplier=2.0, l2_clip_norm=0.6)
+    steps = [0, 1, 2, 3, 7, 40, 77, 150, 151, 299, 300]
+    unseen, seen = (Moments().forecast(scenario, at) for at in ([300], steps))
+    assert all(seen.metrics[name][-1] == unseen.metrics[name][-1] for name in unseen.metrics)
+    assert seen.steps.tolist() == steps
+    fine = Moments(time_steps=300).forecast(scenario, steps)  # where every one of them ends a time step
+    np.testing.assert_allclose(seen.metrics["loss"], fine.metrics["loss"], rtol=5e-3)
+    later = [value for step, value in zip(steps, fine.metrics["loss"]) if step > 7]
+    assert abs(later[0] / later[-1] - 1) > 0.05  # so that a record of the wrong step would be seen
+
+
+@pytest.mark.parametrize("optimizer", LOGISTIC_OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 def test_time_steps_have_converged(optimizer, monkeypatch):
     fine = final_loss(Moments(time_steps=300), optimizer=optimizer)
     assert final_loss(Moments(), optimizer=optimizer) == pytest.approx(fine, rel=3e-3)

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.special import expit, softmax
+from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
@@ -95,6 +95,13 @@ class _DPLinearClassifier(ClassifierMixin, BaseEstimator):
         if scores.ndim == 1:
             return np.stack([expit(-scores), expit(scores)], axis=1)
         return softmax(scores, axis=1)
+
+    def predict_log_proba(self, X):
+        """Logarithms of `predict_proba`, finite where a probability is too small for a float; (n, classes)."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.stack([log_expit(-scores), log_expit(scores)], axis=1)
+        return log_softmax(scores, axis=1)
 
     def predict(self, X):
         """The likeliest class of each row (n,)."""

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +21,8 @@ from noisecast.table import EXTRAPOLATED, OK
 # One kind of problem each; the first that handles a problem forecasts it.
 SOLVERS: tuple[Solver, ...] = (quadratic, separable, logistic, multi_output, factorization)
 LARGEST_SUBSAMPLE_ERROR = 0.02  # of the loss: beyond it all rows are `extrapolated`
+# Two threads of linear algebra gain a seventh on two idle cores, and take twice the time and more where one is busy.
+ONE_CORE = partial(threadpool_limits, 1)
 
 
 @dataclass(frozen=True)
@@ -104,15 +106,9 @@ class Moments:
         return pd.concat(tables, ignore_index=True)
 
     def forecasts(self, group: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
-        """Of scenarios on one problem, at these steps and their last.
-
-        One a core: linear algebra on several cores at once would wait for itself.
-        """
+        """Of scenarios on one problem, at these steps and their last, one a core."""
         prepared = self._prepared(group[0])
-        if len(group) == 1:
-            yield self._forecast(group[0], prepared, record_at)
-            return
-        with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ONE_CORE(), ThreadPoolExecutor(os.cpu_count()) as pool:
             yield from pool.map(lambda scenario: self._forecast(scenario, prepared, record_at), group)
 
     def forecast(self, scenario: Scenario, record_at: Sequence[int]) -> Forecast:
@@ -123,7 +119,8 @@ class Moments:
         reason = self.why_unsupported(scenario)
         if reason is not None:
             raise ValueError(reason)
-        return self._forecast(scenario, self._prepared(scenario), record_at)
+        with ONE_CORE():
+            return self._forecast(scenario, self._prepared(scenario), record_at)
 
     def _prepared(self, scenario: Scenario) -> Any:
         return _prepared(_Asked(scenario.problem.fingerprint, self, scenario.problem))

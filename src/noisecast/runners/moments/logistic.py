@@ -126,26 +126,31 @@ class _LogisticSolve:
         self.examples, self.rows, self.settings = examples, examples.train, settings
         self.split, self.steepest, self.first_move = self.rows.block.shape[1], 0.0, 0.0
         self.presence = self.rows.presence(self.mechanism.expected_batch_size)
+        self.passing: set[int] = set()  # steps to record
+        self.passed: dict[int, _Weights] = {}  # the weights there
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
 
     def forecast(self, record_at: Sequence[int]) -> Forecast:
-        stops = sorted({0, *time_grid(self.num_steps, self.settings.time_steps), *record_at})
+        """In time steps that do not depend on `record_at`, so that looking on the way does not move the end."""
+        stops = [0, *time_grid(self.num_steps, self.settings.time_steps)]
         num_block, num_rest = self.split, self.rows.rest.shape[1]
         at = _Weights(
             np.zeros(num_block + num_rest), np.zeros((num_block, num_block)), np.zeros(num_rest), None,
             OwnPush.none(self.rows.num_examples),
         )  # fmt: skip
-        recorded, subsample_error = {}, 0.0
+        recorded, subsample_error, last = {}, 0.0, -1
+        self.passing = set(record_at)
         for step, end in zip(stops, [*stops[1:], None]):
             field = self._field(at)
             beyond = self._out_of_depth(field, at, step)
-            if step in record_at:
-                metrics, subsample_error = self._metrics(at)
-                recorded[step] = metrics, beyond
+            for asked in (asked for asked in record_at if last < asked <= step):
+                metrics, subsample_error = self._metrics(self.passed.pop(asked, at))
+                recorded[asked] = metrics, beyond
             if end is not None and _is_finite(at):
                 at = self._advance(at, field, step, end - step)
+            last = step
         return collected(recorded, subsample_error, self._reasons(at, subsample_error))
 
     def _reasons(self, at: _Weights, subsample_error: float) -> list[str]:
@@ -185,7 +190,7 @@ class _LogisticSolve:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
         half = num_steps // 2
         if half == 0:
-            return self._frozen(at, field, at, field, step, num_steps, since=0)
+            return self._leapt(at, field, at, field, step, num_steps, since=0)
         if step == 0 and halvings and half > 1:
             # Weights move fastest here: a first step is hardly ever short enough.
             return self._halved(at, field, step, num_steps, halvings - 1)
@@ -195,7 +200,18 @@ class _LogisticSolve:
         around = self._field(middle)
         if halvings and half > 1 and bend(field.expectations.slope, around.expectations.slope) > LARGEST_BEND:
             return self._halved(at, field, step, num_steps, halvings - 1)
-        return self._frozen(at, field, middle, around, step, num_steps, since=half)
+        return self._leapt(at, field, middle, around, step, num_steps, since=half)
+
+    def _leapt(
+        self, at: _Weights, before: _Field, around: _Weights, field: _Field, step: int, num_steps: int, *, since: int
+    ) -> _Weights:
+        """`_frozen`, which leaves behind what is asked for on the way."""
+        after = self._frozen(at, before, around, field, step, num_steps, since=since)
+        for asked in (asked for asked in self.passing if step < asked < step + num_steps):
+            self.passed[asked] = self._frozen(at, before, around, field, step, asked - step, since=since)
+        if step + num_steps in self.passing:
+            self.passed[step + num_steps] = after
+        return after
 
     def _halved(self, at: _Weights, field: _Field, step: int, num_steps: int, halvings: int) -> _Weights:
         half = num_steps // 2
