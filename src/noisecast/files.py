@@ -67,9 +67,12 @@ def why_unwritable(path: str | Path) -> str | None:
         return f"Expected the name of a new file or folder, got '{path}'."
     if not path.parent.is_dir():
         return f"Expected the folder {path.parent} to exist, so that {path.name} can be written there; make it first."
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        return f"Expected to be able to write in {path.parent}, but it is not permitted; choose another place."
-    return None
+    try:  # permissions alone do not say what a read-only disk, or /proc, will
+        with tempfile.TemporaryFile(dir=path.parent):
+            return None
+    except OSError as error:
+        reason = "it is not permitted" if isinstance(error, PermissionError) else f"the system says '{error.strerror}'"
+        return f"Expected to be able to write in {path.parent}, but {reason}; choose another place."
 
 
 def is_bomb(unpacked: int, packed: int) -> bool:

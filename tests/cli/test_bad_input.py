@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,6 +183,11 @@ def test_a_folder_without_permission(folder, refused):
     locked = folder / "locked"
     locked.mkdir(mode=0o500)
     assert "not permitted" in refused(with_option(TRAIN, "--output", "locked/model"))
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc here")
+def test_a_place_where_nobody_can_write_is_refused_before_the_work(refused):
+    assert "Expected to be able to write in /proc, but" in refused(with_option(TRAIN, "--output", "/proc/model"))
 
 
 def full(*args, **kwargs):
