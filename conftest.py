@@ -10,7 +10,7 @@ LIBRARIES = {"optax": ("optax",), "opacus": ("torch", "opacus")}
 collect_ignore = [f"src/noisecast/{part}" for part, libraries in LIBRARIES.items() if None in map(find_spec, libraries)]
 
 # Two workers, each with linear algebra on its own core: with threads that wait for each other, forecasts take twice the
-# time. Before NumPy is imported; workers and the programs that tests start inherit it.
+# time. Workers, and the programs that tests start, inherit it before they import NumPy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

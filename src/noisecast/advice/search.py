@@ -21,7 +21,7 @@ Ask = Callable[[list[Scenario]], list[Outcome]]
 
 RATE_STEP, CLIP_STEP = math.log(1.8), math.log(2.0)  # sides of the stencil that a parabola is put through
 FURTHEST = 1.5  # of its sides, that the parabola's vertex is trusted
-MOST_ROUNDS, VERTICES = 24, 3  # a round has a stencil, and at most that many vertices; most searches need 2 to 4
+MOST_ROUNDS, VERTICES = 24, 3  # a round has a stencil, and at most that many vertices
 WORTH_A_ROUND = 2e-3  # of the value: a smaller gain ends a search
 LEAST_APART = 0.05  # of two noise multipliers, in their logarithms, for a line through both
 FLAT = 1e-3  # of the value: what a parabola bends by less than this within the stencil is not followed

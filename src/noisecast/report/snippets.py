@@ -204,8 +204,8 @@ batches = batch_selection.CyclicPoissonSampling(
     sampling_prob=expected_batch_size / len(examples), iterations=num_steps
 )
 for rows in batches.batch_iterator(len(examples), rng=secrets.randbits(128)):
-    nothing = jax.tree.map(np.zeros_like, params)  # a batch may be empty: it is noise alone
-    total = clipped_sum(params, examples[rows]) if len(rows) else nothing
+    # A batch may be empty: then the step is noise alone.
+    total = clipped_sum(params, examples[rows]) if len(rows) else jax.tree.map(np.zeros_like, params)
     noisy_sum, noise_state = privatizer.update(total, noise_state)
     mean = jax.tree.map(lambda total: total / expected_batch_size, noisy_sum)
     updates, state = optimizer.update(mean, state)
