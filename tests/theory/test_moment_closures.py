@@ -12,7 +12,7 @@ from noisecast.theory.closures import SIGN_CLOSURE, GradientLaw, expected_norm, 
 from noisecast.theory.dp_adam import momentum_noise
 from noisecast.theory.frozen_steps import advance_covariance, advance_variance, geometric_sum, krylov_response
 from noisecast.theory.logistic_moments import clipped_expectations, logistic_expectations
-from noisecast.theory.loss_spread import hermite_coefficients, mean_loss_std
+from noisecast.theory.loss_spread import hermite_coefficients, linear_variance, mean_loss_std
 from noisecast.theory.own_push import OwnPush
 from noisecast.theory.quadratic_moments import InjectedNoise, recursion_of
 
@@ -226,6 +226,19 @@ def test_the_spread_of_the_mean_loss_is_that_of_drawn_weights():
     drawn = np.logaddexp(0.0, mean + rng.normal(size=(100_000, 6)) @ root.T @ rows.T).mean(axis=1).std()
     assert found == pytest.approx(drawn, rel=0.015)
     assert mean_loss_std(coefficients[:1], covariance, std, len(mean)) < 0.97 * drawn  # the control: the slope alone
+
+    # The slope's part from all examples, the rest from a quarter of them.
+    pull, own = (coefficients[0] / std) @ rows @ root / len(mean), coefficients[0] ** 2
+    linear = linear_variance(float(pull @ pull), own, own, len(mean))
+    again = mean_loss_std(coefficients, covariance, std, len(mean), linear=linear)
+    assert again == pytest.approx(found, rel=1e-9)
+
+    def error(**known) -> float:
+        quarters = [slice(first, None, 4) for first in range(4)]
+        stds = [mean_loss_std(coefficients[:, q], covariance[q, q], std[q], len(mean), **known) for q in quarters]
+        return float(np.abs(np.array(stds) - found).mean())
+
+    assert error(linear=linear) < error() / 2
 
 
 @pytest.mark.parametrize("presence, sees", [(0.05, True), (1.0, False)])

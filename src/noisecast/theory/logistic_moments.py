@@ -52,11 +52,11 @@ def clipped_expectations(mean: Array, variance: Array, labels: Array, bound: Arr
     """
     nodes, weights = _hermite(24)
     side, std, z = _seen_from_its_label(mean, variance, labels, nodes)
-    clamped = np.maximum(-special.expit(-z), -bound[:, None])
+    clamped = np.maximum(_residual(z), -bound.astype(z.dtype)[:, None])
     return ClippedExpectations(
-        residual=side * (clamped @ weights),
-        slope=np.maximum(clamped @ (weights * nodes) / std, 0.0),
-        squared_residual=clamped**2 @ weights,
+        residual=side * _average(clamped, weights),
+        slope=np.maximum(_average(clamped, weights * nodes) / std, 0.0),
+        squared_residual=_average(clamped**2, weights),
     )
 
 
@@ -71,28 +71,40 @@ def logistic_expectations(mean: Array, variance: Array, labels: Array, bound: Ar
     """
     nodes, weights = _hermite(24)
     side, std, z = _seen_from_its_label(mean, variance, labels, nodes)
-    small = np.exp(-np.abs(z))  # softplus and sigmoid from one exponential: half the time of one each
-    full = -np.where(z >= 0, small, 1.0) / (1 + small)
+    full = _residual(z)
     with np.errstate(divide="ignore"):
         threshold = np.where(bound < 1, special.logit(1 - np.minimum(bound, 1.0)), -np.inf)
+    exact = np.sqrt(np.maximum(variance, 1e-8))
     return LogisticExpectations(
-        loss=(np.log1p(small) + np.maximum(-z, 0.0)) @ weights,
-        clip_fraction=special.ndtr((threshold - side * mean) / std),
-        full_residual=side * (full @ weights),
-        full_slope=np.maximum(full @ (weights * nodes) / std, 0.0),
-        probability_of_right=special.ndtr(side * mean / std),
+        loss=_average(np.log1p(np.exp(-np.abs(z))) + np.maximum(-z, 0), weights),
+        clip_fraction=special.ndtr((threshold - side * mean) / exact),
+        full_residual=side * _average(full, weights),
+        full_slope=np.maximum(_average(full, weights * nodes) / std, 0.0),
+        probability_of_right=special.ndtr(side * mean / exact),
     )
 
 
 def _seen_from_its_label(mean: Array, variance: Array, labels: Array, nodes: Array) -> tuple[Array, Array, Array]:
-    """The label's side, the logits' standard deviations, and their nodes with the label's side positive."""
+    """The label's side, the logits' standard deviations, and their nodes with the label's side positive.
+
+    Nodes in single precision, in which exponentials take a quarter of the time.
+    """
     side = np.where(labels == 1, 1.0, -1.0)
-    std = np.sqrt(np.maximum(variance, 1e-8))  # Stein's quotient needs some spread; 1e-4 of a logit is none
-    return side, std, (side * mean)[:, None] + std[:, None] * nodes
+    std = np.sqrt(np.maximum(variance, 1e-6))  # Stein's quotient needs some spread; 1e-3 of a logit is none
+    return side, std, (side * mean).astype(np.float32)[:, None] + std.astype(np.float32)[:, None] * nodes
+
+
+def _residual(z: Array) -> Array:
+    """-1/(1 + e^z): of an example with its label's side positive."""
+    return -1 / (1 + np.exp(np.minimum(z, 80)))  # e^89 is more than single precision holds
+
+
+def _average(values: Array, weights: Array) -> Array:
+    return (values @ weights).astype(np.float64)
 
 
 @cache
 def _hermite(order: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of a standard normal."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(order)
-    return nodes, weights / weights.sum()
+    return nodes.astype(np.float32), (weights / weights.sum()).astype(np.float32)

@@ -27,7 +27,9 @@ def hermite_coefficients(loss: Callable[[Array], Array], mean: Array, std: Array
     return (losses @ (polynomials * weights).T).T
 
 
-def mean_loss_std(coefficients: Array, covariance: Array, std: Array, num_examples: int) -> float:
+def mean_loss_std(
+    coefficients: Array, covariance: Array, std: Array, num_examples: int, *, linear: float | None = None
+) -> float:
     """Standard deviation over runs of the mean loss of num_examples, of which the arrays hold m.
 
     Two Gaussian outputs of correlation rho have Cov(loss_i, loss_l) = sum_k c_k(i) c_k(l) rho^k/k! (Mehler). Pairs of
@@ -35,6 +37,7 @@ def mean_loss_std(coefficients: Array, covariance: Array, std: Array, num_exampl
 
     Args:
       coefficients: `hermite_coefficients`; (order, m).   covariance: of the outputs; (m, m).   std: of them; (m,).
+      linear: the first order's part of the variance, where `linear_variance` knows it from more than m examples.
 
     >>> round(mean_loss_std(np.array([[1.0, 1.0]]), np.ones((2, 2)), np.ones(2), 2), 12)      # the same noise in both
     1.0
@@ -44,7 +47,29 @@ def mean_loss_std(coefficients: Array, covariance: Array, std: Array, num_exampl
     m, power, total = len(std), np.ones_like(correlation), 0.0
     for k, c in enumerate(coefficients, start=1):
         power = power * correlation
-        both, alone = float(c @ power @ c), float(c @ c)
-        pairs = (both - alone) / (m * (m - 1)) if m > 1 else 0.0
-        total += (pairs * (1 - 1 / num_examples) + alone / (m * num_examples)) / math.factorial(k)
+        if k == 1 and linear is not None:
+            total += linear
+            continue
+        alone = float(c @ c)
+        total += _of_mean(float(c @ power @ c) - alone, alone, m, num_examples) / math.factorial(k)
     return math.sqrt(max(total, 0.0))
+
+
+def linear_variance(together: float, shared: Array, alone: Array, num_examples: int) -> float:
+    """Variance over runs of (1/num_examples) sum_i l_i' dz_i, from m of the examples.
+
+    Args:
+      together: Var (1/m) sum_i l_i' x_i . dw, of weights that know no example.   shared: Var l_i' x_i . dw; (m,).
+      alone: Var l_i' dz_i, of the example's own output; (m,).
+
+    >>> round(linear_variance(1.0, np.ones(2), np.ones(2), 2), 12)      # the same noise in both
+    1.0
+    """
+    m = len(alone)
+    return _of_mean(m**2 * together - float(shared.sum()), float(alone.sum()), m, num_examples)
+
+
+def _of_mean(pairs: float, alone: float, m: int, num_examples: int) -> float:
+    """Variance of a mean of num_examples, from the covariances of all pairs of m summed, and the variances summed."""
+    of_pair = pairs / (m * (m - 1)) if m > 1 else 0.0
+    return of_pair * (1 - 1 / num_examples) + alone / (m * num_examples)

@@ -6,6 +6,8 @@ in growing steps within which the response is linear.
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -32,17 +34,18 @@ from noisecast.theory.logistic_moments import (
     clipped_expectations,
     logistic_expectations,
 )
-from noisecast.theory.loss_spread import hermite_coefficients, mean_loss_std
+from noisecast.theory.loss_spread import hermite_coefficients, linear_variance, mean_loss_std
 from noisecast.theory.own_push import OwnPush
 
-SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 12_000, 50_000  # where nobody asks for a number
+SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
 ENOUGH = 0.02  # of the loss: a subsample that adds less is large enough
 LARGEST_MOVE = 5.0  # of the logits by the first step
 SHORTEST_RUN = 10  # times the lag of directions behind gradients
 FEWEST_EXAMPLES = 20
 SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
-LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
-EXAMPLES_OF_SPREAD = 500
+LARGEST_BEND = 0.3  # of the curvature within half a time step: beyond it the step is halved
+MOST_SETTLING, SETTLED = 4, 0.1  # fields looked at for a middle that leads to itself; bend of the curvature by the last
+EXAMPLES_OF_SPREAD = 200
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
 
 
@@ -102,9 +105,35 @@ class _Field(NamedTuple):
     covariance: np.ndarray
     law: GradientLaw
 
+    @property
+    def curvature(self) -> np.ndarray:
+        """Diagonal of J, in the block and the rest; (d,)."""
+        return np.concatenate([np.diag(self.jacobian), self.jacobian_diag])
+
+
+class _Outlook(NamedTuple):
+    """What is seen of some examples at Gaussian weights.
+
+    Args:
+      expectations: of every example.   alone: variance of its logit by weights that know no example; (n,).
+      variance: of its logit.   held: share of `alone`'s deviations with which it moves together with others; (n,).
+    """
+
+    expectations: LogisticExpectations
+    alone: np.ndarray
+    variance: np.ndarray
+    held: np.ndarray
+
 
 def _is_finite(at: _Weights) -> bool:
     return math.isfinite(float(at.mean @ at.mean + np.trace(at.covariance) + at.variance.sum()))
+
+
+def _between(one: _Weights, other: _Weights, share: float) -> _Weights:
+    """The first, and that share of the way to the other; a covariance stays one."""
+    mean, covariance, variance = ((1 - share) * a + share * b for a, b in zip(one[:3], other[:3]))
+    pushed = OwnPush(*((1 - share) * a + share * b for a, b in zip(one.pushed, other.pushed)))
+    return _Weights(mean, covariance, variance, other.memory, pushed)
 
 
 def _norm(mean: np.ndarray, covariance: np.ndarray, variance: np.ndarray) -> float:
@@ -140,17 +169,20 @@ class _LogisticSolve:
             np.zeros(num_block + num_rest), np.zeros((num_block, num_block)), np.zeros(num_rest), None,
             OwnPush.none(self.rows.num_examples),
         )  # fmt: skip
-        recorded, subsample_error, last = {}, 0.0, -1
+        seen, last = {}, -1
         self.passing = set(record_at)
-        for step, end in zip(stops, [*stops[1:], None]):
-            field = self._field(at)
-            beyond = self._out_of_depth(field, at, step)
-            for asked in (asked for asked in record_at if last < asked <= step):
-                metrics, subsample_error = self._metrics(self.passed.pop(asked, at))
-                recorded[asked] = metrics, beyond
-            if end is not None and _is_finite(at):
-                at = self._advance(at, field, step, end - step)
-            last = step
+        with ThreadPoolExecutor(1) as beside:  # a third of the time goes into what is seen on the way: on another core
+            for step, end in zip(stops, [*stops[1:], None]):
+                field = self._field(at)
+                beyond = self._out_of_depth(field, at, step)
+                for asked in (asked for asked in record_at if last < asked <= step):
+                    metrics = beside.submit(copy_context().run, self._metrics, self.passed.pop(asked, at))
+                    seen[asked] = metrics, beyond
+                if end is not None and _is_finite(at):
+                    at = self._advance(at, field, step, end - step)
+                last = step
+            recorded = {asked: (found.result()[0], beyond) for asked, (found, beyond) in seen.items()}
+            subsample_error = seen[max(seen)][0].result()[1]
         return collected(recorded, subsample_error, self._reasons(at, subsample_error))
 
     def _reasons(self, at: _Weights, subsample_error: float) -> list[str]:
@@ -198,9 +230,41 @@ class _LogisticSolve:
         if not _is_finite(middle):
             return middle
         around = self._field(middle)
-        if halvings and half > 1 and bend(field.expectations.slope, around.expectations.slope) > LARGEST_BEND:
-            return self._halved(at, field, step, num_steps, halvings - 1)
+        if half > 1 and self._bends(field, around):
+            middle, around = self._settled(at, field, middle, around, step, half)
+            if halvings and self._bends(field, around):
+                return self._halved(at, field, step, num_steps, halvings - 1)
         return self._leapt(at, field, middle, around, step, num_steps, since=half)
+
+    def _bends(self, field: _Field, around: _Field) -> bool:
+        """Whether the curvature changes much within half a time step."""
+        return bend(field.curvature, around.curvature) > LARGEST_BEND
+
+    def _settled(
+        self, at: _Weights, field: _Field, middle: _Weights, around: _Field, step: int, half: int
+    ) -> tuple[_Weights, _Field]:
+        """A middle to which the field found there leads back, by secant steps; and that field.
+
+        Where a clip norm is small, forces are flat for narrow weights and steep for wide ones: from the start's field
+        the middle comes out far too wide, from the middle's far too narrow, in shorter time steps too.
+        """
+        first, share, last = (middle, around), 0.5, None
+        for looked in range(MOST_SETTLING):
+            image = self._frozen(at, field, middle, around, step, half, since=half)
+            if not _is_finite(image):
+                return first
+            found = np.diag(middle.covariance), np.diag(image.covariance)
+            if last is not None:
+                moved, answered = found[0] - last[0], found[1] - last[1]
+                swing = -float(answered @ moved) / max(float(moved @ moved), 1e-300)
+                if looked == 1 and swing < 1:  # it would settle by itself: what it needs is shorter time steps
+                    return first
+                share = min(1.0, max(0.1, 1 / (1 + swing))) if swing > -1 else 1.0
+            middle, last, before = _between(middle, image, share), found, around
+            around = self._field(middle)
+            if looked and bend(before.curvature, around.curvature) < SETTLED:
+                break
+        return middle, around
 
     def _leapt(
         self, at: _Weights, before: _Field, around: _Weights, field: _Field, step: int, num_steps: int, *, since: int
@@ -330,68 +394,74 @@ class _LogisticSolve:
         to be a quarter of it.
         """
         seen = self._outlook(self.rows, at, at.pushed)
+        found = seen.expectations
         metrics = {
-            "loss": seen.loss.mean(),
-            "accuracy": seen.probability_of_right.mean(),
-            "clip_fraction": seen.clip_fraction.mean(),
+            "loss": found.loss.mean(),
+            "accuracy": found.probability_of_right.mean(),
+            "clip_fraction": found.clip_fraction.mean(),
             "params_norm": _norm(at.mean, at.covariance, at.variance),
         }
         error = 0.0
         if self.examples.held_out is not None:
-            unseen = self._outlook(self.examples.held_out, at, None)
+            unseen = self._outlook(self.examples.held_out, at, None).expectations
             share = self.examples.left_out / 2
             optimism = share * (float(unseen.loss.mean()) - metrics["loss"])
             metrics["loss"] += optimism
             metrics["accuracy"] += share * (unseen.probability_of_right.mean() - metrics["accuracy"])
-            chance = float(seen.loss.std()) / math.sqrt(2 * self.rows.num_examples) * math.sqrt(self.examples.left_out)
+            chance = float(found.loss.std()) / math.sqrt(2 * self.rows.num_examples) * math.sqrt(self.examples.left_out)
             error = (abs(optimism) / 4 + chance) / metrics["loss"]
         if not self.settings.loss_alone:
             metrics |= self._more_metrics(at, seen)
         return {name: float(value) for name, value in metrics.items()}, error
 
-    def _more_metrics(self, at: _Weights, seen: LogisticExpectations) -> Metrics:
+    def _more_metrics(self, at: _Weights, seen: _Outlook) -> Metrics:
         """What a search for the least loss does without."""
-        gradient = self.rows.mean_of(seen.full_residual)
-        jacobian = self.rows.block_second_moment(seen.full_slope)
-        rest = self.rows.rest_second_moment(seen.full_slope)
+        found = seen.expectations
+        gradient = self.rows.mean_of(found.full_residual)
+        jacobian = self.rows.block_second_moment(found.full_slope)
+        rest = self.rows.rest_second_moment(found.full_slope)
         metrics = {
             "gradient_norm": _norm(gradient, jacobian @ at.covariance @ jacobian, rest**2 * at.variance),
-            "loss_std": self._spread(self.rows, at, at.pushed, self.num_examples),
+            "loss_std": self._spread(self.rows, at, seen, self.num_examples),
         }
         if self.examples.test is not None:
             unseen = self._outlook(self.examples.test, at, None)
-            metrics |= {"test_loss": unseen.loss.mean(), "test_accuracy": unseen.probability_of_right.mean()}
-            metrics["test_loss_std"] = self._spread(self.examples.test, at, None, self.examples.test.num_examples)
+            metrics["test_loss"] = unseen.expectations.loss.mean()
+            metrics["test_accuracy"] = unseen.expectations.probability_of_right.mean()
+            metrics["test_loss_std"] = self._spread(self.examples.test, at, unseen, self.examples.test.num_examples)
         return metrics
 
-    def _outlook(self, data: Rows, at: _Weights, pushed: OwnPush | None) -> LogisticExpectations:
-        block, rest = data.block_spread(at.covariance), data.rest_squared_dot(at.variance)
-        spread = block + rest if pushed is None else pushed.output_variance(block, rest)
-        return logistic_expectations(data.dot(at.mean), spread, data.labels, self._bound(data))
-
-    def _spread(self, data: Rows, at: _Weights, pushed: OwnPush | None, num_examples: int) -> float:
-        """Standard deviation of the loss over runs, from some of the examples."""
-        chosen = np.arange(0, data.num_examples, max(1, data.num_examples // EXAMPLES_OF_SPREAD))
-        few = data.take(chosen)
-        covariance = few.logit_covariance(at.covariance, at.variance)
+    def _outlook(self, data: Rows, at: _Weights, pushed: OwnPush | None) -> _Outlook:
+        alone = data.block_spread(at.covariance) + data.rest_squared_dot(at.variance)
+        variance, held = alone, np.ones(data.num_examples)
         if pushed is not None:
-            pushed = OwnPush(*(part[chosen] for part in pushed))
-            block, rest = few.block_spread(at.covariance), few.rest_squared_dot(at.variance)
-            held = pushed.remaining_share(block, rest)
-            covariance *= np.outer(held, held)
-            np.fill_diagonal(covariance, pushed.output_variance(block, rest))
-        std = np.sqrt(np.maximum(np.diag(covariance), 1e-8))
+            variance, held = pushed.output_variance(alone, 0.0), pushed.remaining_share(alone, 0.0)
+        found = logistic_expectations(data.dot(at.mean), variance, data.labels, self._bound(data))
+        return _Outlook(found, alone, variance, held)
+
+    def _spread(self, data: Rows, at: _Weights, seen: _Outlook, num_examples: int) -> float:
+        """Standard deviation of the loss over runs: by its slope from all examples, beyond that from some of them."""
+        residual = seen.expectations.full_residual
+        pull = data.mean_of(residual * seen.held)
+        together = pull[: self.split] @ at.covariance @ pull[: self.split] + pull[self.split :] ** 2 @ at.variance
+        linear = linear_variance(
+            float(together), (residual * seen.held) ** 2 * seen.alone, residual**2 * seen.variance, num_examples
+        )
+        chosen = np.arange(0, data.num_examples, max(1, data.num_examples // EXAMPLES_OF_SPREAD))
+        few, held, variance = data.take(chosen), seen.held[chosen], seen.variance[chosen]
+        covariance = few.logit_covariance(at.covariance, at.variance) * np.outer(held, held)
+        np.fill_diagonal(covariance, variance)
+        std = np.sqrt(np.maximum(variance, 1e-8))
         side = np.where(few.labels == 1, 1.0, -1.0)
         loss = hermite_coefficients(lambda z: np.logaddexp(0.0, -side[:, None] * z), few.dot(at.mean), std)
-        return mean_loss_std(loss, covariance, std, num_examples)
+        return mean_loss_std(loss, covariance, std, num_examples, linear=linear)
 
     def _out_of_depth(self, field: _Field, at: _Weights, step: int) -> bool:
         if not np.isfinite(field.mean).all():
             return True
         memory = self.closure.memory(at.memory, field.law, step, 1)
         gain = self.closure.response(field.law, memory)[1]
-        curvature = np.concatenate([np.diag(field.jacobian), field.jacobian_diag])
-        self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * curvature)))
+        self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * field.curvature)))
         if step == 0:
             moved = self.rows.dot(self.learning_rate * self.closure.response(field.law, memory)[0])
             self.first_move = float(np.sqrt(np.mean(moved**2)))
