@@ -43,8 +43,8 @@ LARGEST_MOVE = 5.0  # of the logits by the first step
 SHORTEST_RUN = 10  # times the lag of directions behind gradients
 FEWEST_EXAMPLES = 20
 SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
-LARGEST_BEND = 0.3  # of the curvature within half a time step: beyond it the step is halved
-MOST_SETTLING, SETTLED = 4, 0.1  # fields looked at for a middle that leads to itself; bend of the curvature by the last
+LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
+MOST_SETTLING, SETTLED = 4, 0.1  # fields looked at for a middle that leads to itself; bend of slopes by the last
 EXAMPLES_OF_SPREAD = 200
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
 
@@ -105,10 +105,9 @@ class _Field(NamedTuple):
     covariance: np.ndarray
     law: GradientLaw
 
-    @property
-    def curvature(self) -> np.ndarray:
-        """Diagonal of J, in the block and the rest; (d,)."""
-        return np.concatenate([np.diag(self.jacobian), self.jacobian_diag])
+
+def _bend(one: _Field, other: _Field) -> float:
+    return bend(one.expectations.slope, other.expectations.slope)
 
 
 class _Outlook(NamedTuple):
@@ -218,7 +217,9 @@ class _LogisticSolve:
     def _is_short(self) -> bool:
         return self.num_steps < SHORTEST_RUN * self.closure.lag
 
-    def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int, *, halvings: int = HALVINGS) -> _Weights:
+    def _advance(
+        self, at: _Weights, field: _Field, step: int, num_steps: int, *, halvings: int = HALVINGS, swings: bool = True
+    ) -> _Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
         half = num_steps // 2
         if half == 0:
@@ -230,25 +231,22 @@ class _LogisticSolve:
         if not _is_finite(middle):
             return middle
         around = self._field(middle)
-        if half > 1 and self._bends(field, around):
-            middle, around = self._settled(at, field, middle, around, step, half)
-            if halvings and self._bends(field, around):
-                return self._halved(at, field, step, num_steps, halvings - 1)
+        if half > 1 and _bend(field, around) > LARGEST_BEND:
+            if swings:  # what does not in a long time step will not in its halves
+                middle, around, swings = self._settled(at, field, middle, around, step, half)
+            if halvings and _bend(field, around) > LARGEST_BEND:
+                return self._halved(at, field, step, num_steps, halvings - 1, swings=swings)
         return self._leapt(at, field, middle, around, step, num_steps, since=half)
-
-    def _bends(self, field: _Field, around: _Field) -> bool:
-        """Whether the curvature changes much within half a time step."""
-        return bend(field.curvature, around.curvature) > LARGEST_BEND
 
     def _settled(
         self, at: _Weights, field: _Field, middle: _Weights, around: _Field, step: int, half: int
-    ) -> tuple[_Weights, _Field]:
-        """A middle to which the field found there leads back, by secant steps; and that field.
+    ) -> tuple[_Weights, _Field, bool]:
+        """A middle to which the field found there leads back, by secant steps; that field; whether middles swing.
 
         Where a clip norm is small, forces are flat for narrow weights and steep for wide ones: from the start's field
         the middle comes out far too wide, from the middle's far too narrow, in shorter time steps too.
         """
-        first, share, last = (middle, around), 0.5, None
+        first, share, last = (middle, around, False), 0.5, None
         for looked in range(MOST_SETTLING):
             image = self._frozen(at, field, middle, around, step, half, since=half)
             if not _is_finite(image):
@@ -262,9 +260,9 @@ class _LogisticSolve:
                 share = min(1.0, max(0.1, 1 / (1 + swing))) if swing > -1 else 1.0
             middle, last, before = _between(middle, image, share), found, around
             around = self._field(middle)
-            if looked and bend(before.curvature, around.curvature) < SETTLED:
+            if looked and _bend(before, around) < SETTLED:
                 break
-        return middle, around
+        return middle, around, True
 
     def _leapt(
         self, at: _Weights, before: _Field, around: _Weights, field: _Field, step: int, num_steps: int, *, since: int
@@ -277,12 +275,14 @@ class _LogisticSolve:
             self.passed[step + num_steps] = after
         return after
 
-    def _halved(self, at: _Weights, field: _Field, step: int, num_steps: int, halvings: int) -> _Weights:
-        half = num_steps // 2
-        middle = self._advance(at, field, step, half, halvings=halvings)
+    def _halved(
+        self, at: _Weights, field: _Field, step: int, num_steps: int, halvings: int, *, swings: bool = True
+    ) -> _Weights:
+        half, how = num_steps // 2, {"halvings": halvings, "swings": swings}
+        middle = self._advance(at, field, step, half, **how)
         if not _is_finite(middle):
             return middle
-        return self._advance(middle, self._field(middle), step + half, num_steps - half, halvings=halvings)
+        return self._advance(middle, self._field(middle), step + half, num_steps - half, **how)
 
     def _frozen(
         self, at: _Weights, before: _Field, around: _Weights, field: _Field, step: int, num_steps: int, *, since: int,
@@ -461,7 +461,8 @@ class _LogisticSolve:
             return True
         memory = self.closure.memory(at.memory, field.law, step, 1)
         gain = self.closure.response(field.law, memory)[1]
-        self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * field.curvature)))
+        curvature = np.concatenate([np.diag(field.jacobian), field.jacobian_diag])
+        self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * curvature)))
         if step == 0:
             moved = self.rows.dot(self.learning_rate * self.closure.response(field.law, memory)[0])
             self.first_move = float(np.sqrt(np.mean(moved**2)))
