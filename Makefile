@@ -16,11 +16,12 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/noisecast demo
 
+# A file is one worker's: what a module sets up, and what is compiled for it, is done once.
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .
