@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +136,26 @@ def test_a_probe_that_is_wrong_otherwise_spends_nothing(folder, ledger, capsys):
     assert ask(folder, PUBLIC_SHAPE, "--private-probe", "0.5", "--ledger", "l", "--dataset", "books") == 2
     said = capsys.readouterr().err.splitlines()
     assert "Expected --ledger and --dataset, or neither" in said[-2] and "got 'books'" in said[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (
+            ["--numbers", "forecast.toml"],
+            "forecast.toml is a scenario file, not a file of numbers; ask `noisecast advise",
+        ),
+        (
+            ["advise_numbers.toml", "--epsilon", "1"],
+            "is a file of numbers, not of scenarios; ask `noisecast advise --num",
+        ),
+    ],
+)
+def test_the_other_kind_of_file_is_one_sentence(capsys, arguments, sentence):
+    examples = Path(__file__).parents[2] / "examples"
+    assert main(["advise", *(str(examples / each) if each.endswith("toml") else each for each in arguments)]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,9 @@ def read_numbers(path: str | Path) -> tuple[Numbers, tuple[float, ...]]:
         raise ScenarioFileError([f"There is no file of numbers {path}; check the path."]) from None
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, 1,000 brackets
         raise ScenarioFileError([f"{path} is not a TOML file: {str(error).rstrip('.')}."]) from None
+    if "problem" in table and "mechanism" in table:
+        sentence = f"{path} is a scenario file, not a file of numbers; ask `noisecast advise {path} --epsilon ...`."
+        raise ScenarioFileError([sentence])
     found = checked(NumbersFile, table, "", mistakes)
     if found is not None:
         mistakes += found.contradictions()

@@ -37,6 +37,9 @@ def read_document(path: str | Path, forbidden: Callable[[Tables], Iterable[str]]
     path = Path(path)
     mistakes: list[str] = []
     text, tables = _read_toml(path)
+    if "num_params" in tables and not {"problem", "mechanism"} & tables.keys():
+        sentence = f"{path} is a file of numbers, not of scenarios; ask `noisecast advise --numbers {path}`."
+        raise ScenarioFileError([sentence])
     tables = _renamed(tables, mistakes)
     settings = checked(Settings, {k: v for k, v in tables.items() if k not in _SECTIONS}, "", mistakes)
     problems = _problems(tables, mistakes)
