@@ -251,6 +251,26 @@ def test_no_grid_of_time_steps_is_unlucky(optimizer, clip, noise):
     assert coarse == pytest.approx([fine] * 4, rel=0.05)
 
 
+def test_a_middle_that_swings_is_settled(monkeypatch):
+    """Clipped and as many of each class: the bias's force is flat while weights are narrow, and steep once wide."""
+    rng = np.random.default_rng(SEED_DATA)
+    features = 0.05 * rng.normal(size=(400, 8)).astype(np.float32)
+    scores = 20 * features[:, 0] + rng.normal(size=400)
+    labels = (scores > np.median(scores)).astype(np.int32)
+    problem = linear_model(Dataset("toy", features, labels, ("no", "yes")))
+    scenario = asked(
+        problem, DPSGD(learning_rate=5.0), 3000, sampler=Stream(64), noise_multiplier=0.5, l2_clip_norm=0.2
+    )
+
+    def early_loss(**settings) -> float:
+        return Moments(**settings).forecast(scenario, [300]).metrics["loss"][0]
+
+    fine = early_loss(time_steps=300)
+    assert early_loss() == pytest.approx(fine, rel=2e-3)
+    monkeypatch.setattr(logistic, "MOST_SETTLING", 0)
+    assert early_loss() != pytest.approx(fine, rel=5e-3)
+
+
 def test_variances_alone_are_close_and_covariances_matter():
     full, half, none = (final_loss(Moments(full_covariance_features=k)) for k in (60, 30, 0))
     assert half == pytest.approx(full, rel=0.03)
