@@ -216,7 +216,7 @@ ROWS = (
     ("loss", "noise_multiplier", "noise multiplier"),
     ("test_loss", "noise_multiplier", "noise multiplier"),
     ("loss", "epsilon", "epsilon (accounted)"),
-    ("loss", "nominal_epsilon", "nominal epsilon of the paper (no guarantee)"),
+    ("loss", "nominal_epsilon", "nominal epsilon (no guarantee)"),
 )
 
 
