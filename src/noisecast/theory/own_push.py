@@ -35,13 +35,13 @@ class OwnPush(NamedTuple):
     def none(cls, num_examples: int) -> "OwnPush":
         return cls(*(np.zeros(num_examples) for _ in range(3)))
 
-    def output_variance(self, block: Array, rest: Array) -> Array:
-        """Var z = Var b + Var r + 2 E[b y] + 2 E[r y] + E y^2; (n,) >= 0."""
-        return np.maximum(block + rest + 2 * (self.with_block + self.with_rest) + self.square, 0.0)
+    def output_variance(self, alone: Array) -> Array:
+        """Var z = Var b + Var r + 2 E[b y] + 2 E[r y] + E y^2, `alone` being Var b + Var r; (n,) >= 0."""
+        return np.maximum(alone + 2 * (self.with_block + self.with_rest) + self.square, 0.0)
 
-    def remaining_share(self, block: Array, rest: Array) -> Array:
+    def remaining_share(self, alone: Array) -> Array:
         """E[(b + r) z]/E (b + r)^2: the share of its curvature with which an example still holds the weights; (n,)."""
-        return np.clip(1 + (self.with_block + self.with_rest) / np.maximum(block + rest, 1e-30), 0.0, 1.0)
+        return np.clip(1 + (self.with_block + self.with_rest) / np.maximum(alone, 1e-30), 0.0, 1.0)
 
     def advance(
         self, num_steps: int, *, block: Array, rest: Array, push_rate: Array, block_rate: Array, rest_rate: Array,
@@ -58,7 +58,7 @@ class OwnPush(NamedTuple):
 
         >>> still = {"block_rate": 0.0, "rest_rate": 0.0, "fading_rate": 0.0, "own_noise": 0.0}
         >>> pushed = OwnPush.none(1).advance(10**6, block=0.0, rest=np.ones(1), push_rate=0.1, **still)
-        >>> pushed.output_variance(0.0, np.ones(1))             # a fluctuation that stands still is pushed away
+        >>> pushed.output_variance(np.ones(1))             # a fluctuation that stands still is pushed away
         array([0.])
         """
         back = push_rate + fading_rate

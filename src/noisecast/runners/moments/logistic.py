@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from noisecast.problems.linear import LOGISTIC, LinearModel
-from noisecast.runners.moments.examples import Examples, Rows
-from noisecast.runners.moments.forecast import Forecast, Metrics, collected, time_grid
+from noisecast.runners.moments.examples import Examples
+from noisecast.runners.moments.forecast import Forecast, collected, time_grid
+from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, between, is_finite, residual_bound
 from noisecast.scenario import Scenario
-from noisecast.theory.closures import GradientLaw, expected_norm
+from noisecast.theory.closures import GradientLaw
 from noisecast.theory.frozen_steps import (
     HALVINGS,
     OVERSHOOTING,
@@ -28,13 +29,7 @@ from noisecast.theory.frozen_steps import (
     bend,
     krylov_response,
 )
-from noisecast.theory.logistic_moments import (
-    ClippedExpectations,
-    LogisticExpectations,
-    clipped_expectations,
-    logistic_expectations,
-)
-from noisecast.theory.loss_spread import hermite_coefficients, linear_variance, mean_loss_std
+from noisecast.theory.logistic_moments import ClippedExpectations, clipped_expectations
 from noisecast.theory.own_push import OwnPush
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
@@ -45,7 +40,6 @@ FEWEST_EXAMPLES = 20
 SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
 MOST_SETTLING, SETTLED = 4, 0.1  # fields looked at for a middle that leads to itself; bend of slopes by the last
-EXAMPLES_OF_SPREAD = 200
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
 
 
@@ -75,16 +69,6 @@ def forecast(
         size = min(LARGEST_SUBSAMPLE, math.ceil(1.5 * size * min(found.subsample_error / ENOUGH, 8.0)))
 
 
-class _Weights(NamedTuple):
-    """Gaussian weights in the order [block, rest], what the optimizer remembers, and what examples have pushed."""
-
-    mean: np.ndarray
-    covariance: np.ndarray
-    variance: np.ndarray
-    memory: Any
-    pushed: OwnPush
-
-
 class _Field(NamedTuple):
     """What the examples make of Gaussian weights, before the optimizer.
 
@@ -110,39 +94,6 @@ def _bend(one: _Field, other: _Field) -> float:
     return bend(one.expectations.slope, other.expectations.slope)
 
 
-class _Outlook(NamedTuple):
-    """What is seen of some examples at Gaussian weights.
-
-    Args:
-      expectations: of every example.   alone: variance of its logit by weights that know no example; (n,).
-      variance: of its logit.   held: share of `alone`'s deviations with which it moves together with others; (n,).
-    """
-
-    expectations: LogisticExpectations
-    alone: np.ndarray
-    variance: np.ndarray
-    held: np.ndarray
-
-
-def _is_finite(at: _Weights) -> bool:
-    return math.isfinite(float(at.mean @ at.mean + np.trace(at.covariance) + at.variance.sum()))
-
-
-def _between(one: _Weights, other: _Weights, share: float) -> _Weights:
-    """The first, and that share of the way to the other; a covariance stays one."""
-    mean, covariance, variance = ((1 - share) * a + share * b for a, b in zip(one[:3], other[:3]))
-    pushed = OwnPush(*((1 - share) * a + share * b for a, b in zip(one.pushed, other.pushed)))
-    return _Weights(mean, covariance, variance, other.memory, pushed)
-
-
-def _norm(mean: np.ndarray, covariance: np.ndarray, variance: np.ndarray) -> float:
-    """E|X| for X ~ N(mean, [covariance, diag(variance)])."""
-    split = len(covariance)
-    mean_square = mean @ mean + np.trace(covariance) + variance.sum()
-    along = mean[:split] @ covariance @ mean[:split] + mean[split:] ** 2 @ variance
-    return expected_norm(mean_square, 2 * (np.sum(covariance**2) + variance @ variance) + 4 * along)
-
-
 class _LogisticSolve:
     """The time steps of one scenario."""
 
@@ -151,11 +102,14 @@ class _LogisticSolve:
         self.learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
         self.num_steps, self.num_examples = scenario.num_steps, int(scenario.problem.num_examples or 0)
         self.closure: Any = self.optimizer.theory.closure
-        self.examples, self.rows, self.settings = examples, examples.train, settings
+        self.rows, self.settings = examples.train, settings
         self.split, self.steepest, self.first_move = self.rows.block.shape[1], 0.0, 0.0
+        clip = self.mechanism.l2_clip_norm
+        self.bound = residual_bound(clip, self.rows)
+        self.metrics = LogisticMetrics(examples, self.num_examples, clip, loss_alone=settings.loss_alone)
         self.presence = self.rows.presence(self.mechanism.expected_batch_size)
         self.passing: set[int] = set()  # steps to record
-        self.passed: dict[int, _Weights] = {}  # the weights there
+        self.passed: dict[int, Weights] = {}  # the weights there
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
@@ -164,7 +118,7 @@ class _LogisticSolve:
         """In time steps that do not depend on `record_at`, so that looking on the way does not move the end."""
         stops = [0, *time_grid(self.num_steps, self.settings.time_steps)]
         num_block, num_rest = self.split, self.rows.rest.shape[1]
-        at = _Weights(
+        at = Weights(
             np.zeros(num_block + num_rest), np.zeros((num_block, num_block)), np.zeros(num_rest), None,
             OwnPush.none(self.rows.num_examples),
         )  # fmt: skip
@@ -175,18 +129,18 @@ class _LogisticSolve:
                 field = self._field(at)
                 beyond = self._out_of_depth(field, at, step)
                 for asked in (asked for asked in record_at if last < asked <= step):
-                    metrics = beside.submit(copy_context().run, self._metrics, self.passed.pop(asked, at))
+                    metrics = beside.submit(copy_context().run, self.metrics.of, self.passed.pop(asked, at))
                     seen[asked] = metrics, beyond
-                if end is not None and _is_finite(at):
+                if end is not None and is_finite(at):
                     at = self._advance(at, field, step, end - step)
                 last = step
             recorded = {asked: (found.result()[0], beyond) for asked, (found, beyond) in seen.items()}
             subsample_error = seen[max(seen)][0].result()[1]
         return collected(recorded, subsample_error, self._reasons(at, subsample_error))
 
-    def _reasons(self, at: _Weights, subsample_error: float) -> list[str]:
+    def _reasons(self, at: Weights, subsample_error: float) -> list[str]:
         reasons = []
-        if not _is_finite(at):
+        if not is_finite(at):
             reasons.append("The weights grow without bound.")
         if self.steepest > LARGEST_STEP:
             reasons.append(
@@ -204,7 +158,7 @@ class _LogisticSolve:
             )
         if self.rows.num_examples < FEWEST_EXAMPLES:
             reasons.append(f"{self.rows.num_examples} examples are too few: every one of them moves the weights.")
-        if self._bound(self.rows).min() < SMALLEST_BOUND:
+        if self.bound.min() < SMALLEST_BOUND:
             reasons.append("The clip norm lies below the resolution at which gradients are computed in training.")
         if subsample_error > ENOUGH:
             reasons.append(
@@ -218,8 +172,8 @@ class _LogisticSolve:
         return self.num_steps < SHORTEST_RUN * self.closure.lag
 
     def _advance(
-        self, at: _Weights, field: _Field, step: int, num_steps: int, *, halvings: int = HALVINGS, swings: bool = True
-    ) -> _Weights:
+        self, at: Weights, field: _Field, step: int, num_steps: int, *, halvings: int = HALVINGS, swings: bool = True
+    ) -> Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
         half = num_steps // 2
         if half == 0:
@@ -228,7 +182,7 @@ class _LogisticSolve:
             # Weights move fastest here: a first step is hardly ever short enough.
             return self._halved(at, field, step, num_steps, halvings - 1)
         middle = self._frozen(at, field, at, field, step, half, since=0, overshooting=OVERSHOOTING)
-        if not _is_finite(middle):
+        if not is_finite(middle):
             return middle
         around = self._field(middle)
         if half > 1 and _bend(field, around) > LARGEST_BEND:
@@ -239,8 +193,8 @@ class _LogisticSolve:
         return self._leapt(at, field, middle, around, step, num_steps, since=half)
 
     def _settled(
-        self, at: _Weights, field: _Field, middle: _Weights, around: _Field, step: int, half: int
-    ) -> tuple[_Weights, _Field, bool]:
+        self, at: Weights, field: _Field, middle: Weights, around: _Field, step: int, half: int
+    ) -> tuple[Weights, _Field, bool]:
         """A middle to which the field found there leads back, by secant steps; that field; whether middles swing.
 
         Where a clip norm is small, forces are flat for narrow weights and steep for wide ones: from the start's field
@@ -249,7 +203,7 @@ class _LogisticSolve:
         first, share, last = (middle, around, False), 0.5, None
         for looked in range(MOST_SETTLING):
             image = self._frozen(at, field, middle, around, step, half, since=half)
-            if not _is_finite(image):
+            if not is_finite(image):
                 return first
             found = np.diag(middle.covariance), np.diag(image.covariance)
             if last is not None:
@@ -258,15 +212,15 @@ class _LogisticSolve:
                 if looked == 1 and swing < 1:  # it would settle by itself: what it needs is shorter time steps
                     return first
                 share = min(1.0, max(0.1, 1 / (1 + swing))) if swing > -1 else 1.0
-            middle, last, before = _between(middle, image, share), found, around
+            middle, last, before = between(middle, image, share), found, around
             around = self._field(middle)
             if looked and _bend(before, around) < SETTLED:
                 break
         return middle, around, True
 
     def _leapt(
-        self, at: _Weights, before: _Field, around: _Weights, field: _Field, step: int, num_steps: int, *, since: int
-    ) -> _Weights:
+        self, at: Weights, before: _Field, around: Weights, field: _Field, step: int, num_steps: int, *, since: int
+    ) -> Weights:
         """`_frozen`, which leaves behind what is asked for on the way."""
         after = self._frozen(at, before, around, field, step, num_steps, since=since)
         for asked in (asked for asked in self.passing if step < asked < step + num_steps):
@@ -276,18 +230,18 @@ class _LogisticSolve:
         return after
 
     def _halved(
-        self, at: _Weights, field: _Field, step: int, num_steps: int, halvings: int, *, swings: bool = True
-    ) -> _Weights:
+        self, at: Weights, field: _Field, step: int, num_steps: int, halvings: int, *, swings: bool = True
+    ) -> Weights:
         half, how = num_steps // 2, {"halvings": halvings, "swings": swings}
         middle = self._advance(at, field, step, half, **how)
-        if not _is_finite(middle):
+        if not is_finite(middle):
             return middle
         return self._advance(middle, self._field(middle), step + half, num_steps - half, **how)
 
     def _frozen(
-        self, at: _Weights, before: _Field, around: _Weights, field: _Field, step: int, num_steps: int, *, since: int,
+        self, at: Weights, before: _Field, around: Weights, field: _Field, step: int, num_steps: int, *, since: int,
         overshooting: float = math.inf,
-    ) -> _Weights:  # fmt: skip
+    ) -> Weights:  # fmt: skip
         """num_steps from `at` in the field found at `around`, `since` steps after the field before."""
         split, eta = self.split, self.learning_rate
         block, rest = slice(None, split), slice(split, None)
@@ -304,7 +258,7 @@ class _LogisticSolve:
         rest_noise = rest_noise - slope[rest] ** 2 * law.signal_variance
         share = self.closure.noise_share(step, num_steps)
         linear = {"learning_rate": eta, "num_steps": num_steps, "most": SATURATED}
-        return _Weights(
+        return Weights(
             at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps),
             advance_covariance(
                 at.covariance,
@@ -362,14 +316,14 @@ class _LogisticSolve:
         """J v."""
         return self.rows.mean_of(field.expectations.slope * self.rows.dot(vector))
 
-    def _field(self, at: _Weights) -> _Field:
+    def _field(self, at: Weights) -> _Field:
         rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
         block_spread, rest_spread = rows.block_spread(at.covariance), rows.rest_squared_dot(at.variance)
         found = clipped_expectations(
-            rows.dot(at.mean), at.pushed.output_variance(block_spread, rest_spread), rows.labels, self._bound(rows)
+            rows.dot(at.mean), at.pushed.output_variance(block_spread + rest_spread), rows.labels, self.bound
         )
         mean = rows.mean_of(found.residual)
-        held = found.slope * at.pushed.remaining_share(block_spread, rest_spread)
+        held = found.slope * at.pushed.remaining_share(block_spread + rest_spread)
         jacobian = rows.block_second_moment(held)
         jacobian_diag = rows.rest_second_moment(held)
         noise = self.second_share * rows.block_second_moment(found.squared_residual)
@@ -383,80 +337,7 @@ class _LogisticSolve:
         law = GradientLaw(mean, signal, variance, presence=self.presence, privacy_variance=privacy)
         return _Field(found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise + spread, law)
 
-    def _bound(self, data: Rows) -> np.ndarray:
-        return self.mechanism.l2_clip_norm / data.lengths
-
-    def _metrics(self, at: _Weights) -> tuple[Metrics, float]:
-        """Metrics, and what a subsample adds to the loss, as a share of it: its standard error, and optimism.
-
-        Weights fitted to m examples are better on them by a/m, and worse on others by a/m: the gap is 2 a/m. With all n
-        it would be 2 a/n, so the loss is a (1/m - 1/n) = (1 - m/n) gap/2 too low; that is added. What remains is taken
-        to be a quarter of it.
-        """
-        seen = self._outlook(self.rows, at, at.pushed)
-        found = seen.expectations
-        metrics = {
-            "loss": found.loss.mean(),
-            "accuracy": found.probability_of_right.mean(),
-            "clip_fraction": found.clip_fraction.mean(),
-            "params_norm": _norm(at.mean, at.covariance, at.variance),
-        }
-        error = 0.0
-        if self.examples.held_out is not None:
-            unseen = self._outlook(self.examples.held_out, at, None).expectations
-            share = self.examples.left_out / 2
-            optimism = share * (float(unseen.loss.mean()) - metrics["loss"])
-            metrics["loss"] += optimism
-            metrics["accuracy"] += share * (unseen.probability_of_right.mean() - metrics["accuracy"])
-            chance = float(found.loss.std()) / math.sqrt(2 * self.rows.num_examples) * math.sqrt(self.examples.left_out)
-            error = (abs(optimism) / 4 + chance) / metrics["loss"]
-        if not self.settings.loss_alone:
-            metrics |= self._more_metrics(at, seen)
-        return {name: float(value) for name, value in metrics.items()}, error
-
-    def _more_metrics(self, at: _Weights, seen: _Outlook) -> Metrics:
-        """What a search for the least loss does without."""
-        found = seen.expectations
-        gradient = self.rows.mean_of(found.full_residual)
-        jacobian = self.rows.block_second_moment(found.full_slope)
-        rest = self.rows.rest_second_moment(found.full_slope)
-        metrics = {
-            "gradient_norm": _norm(gradient, jacobian @ at.covariance @ jacobian, rest**2 * at.variance),
-            "loss_std": self._spread(self.rows, at, seen, self.num_examples),
-        }
-        if self.examples.test is not None:
-            unseen = self._outlook(self.examples.test, at, None)
-            metrics["test_loss"] = unseen.expectations.loss.mean()
-            metrics["test_accuracy"] = unseen.expectations.probability_of_right.mean()
-            metrics["test_loss_std"] = self._spread(self.examples.test, at, unseen, self.examples.test.num_examples)
-        return metrics
-
-    def _outlook(self, data: Rows, at: _Weights, pushed: OwnPush | None) -> _Outlook:
-        alone = data.block_spread(at.covariance) + data.rest_squared_dot(at.variance)
-        variance, held = alone, np.ones(data.num_examples)
-        if pushed is not None:
-            variance, held = pushed.output_variance(alone, 0.0), pushed.remaining_share(alone, 0.0)
-        found = logistic_expectations(data.dot(at.mean), variance, data.labels, self._bound(data))
-        return _Outlook(found, alone, variance, held)
-
-    def _spread(self, data: Rows, at: _Weights, seen: _Outlook, num_examples: int) -> float:
-        """Standard deviation of the loss over runs: by its slope from all examples, beyond that from some of them."""
-        residual = seen.expectations.full_residual
-        pull = data.mean_of(residual * seen.held)
-        together = pull[: self.split] @ at.covariance @ pull[: self.split] + pull[self.split :] ** 2 @ at.variance
-        linear = linear_variance(
-            float(together), (residual * seen.held) ** 2 * seen.alone, residual**2 * seen.variance, num_examples
-        )
-        chosen = np.arange(0, data.num_examples, max(1, data.num_examples // EXAMPLES_OF_SPREAD))
-        few, held, variance = data.take(chosen), seen.held[chosen], seen.variance[chosen]
-        covariance = few.logit_covariance(at.covariance, at.variance) * np.outer(held, held)
-        np.fill_diagonal(covariance, variance)
-        std = np.sqrt(np.maximum(variance, 1e-8))
-        side = np.where(few.labels == 1, 1.0, -1.0)
-        loss = hermite_coefficients(lambda z: np.logaddexp(0.0, -side[:, None] * z), few.dot(at.mean), std)
-        return mean_loss_std(loss, covariance, std, num_examples, linear=linear)
-
-    def _out_of_depth(self, field: _Field, at: _Weights, step: int) -> bool:
+    def _out_of_depth(self, field: _Field, at: Weights, step: int) -> bool:
         if not np.isfinite(field.mean).all():
             return True
         memory = self.closure.memory(at.memory, field.law, step, 1)
@@ -466,5 +347,5 @@ class _LogisticSolve:
         if step == 0:
             moved = self.rows.dot(self.learning_rate * self.closure.response(field.law, memory)[0])
             self.first_move = float(np.sqrt(np.mean(moved**2)))
-        too_small = self.rows.num_examples < FEWEST_EXAMPLES or self._bound(self.rows).min() < SMALLEST_BOUND
+        too_small = self.rows.num_examples < FEWEST_EXAMPLES or self.bound.min() < SMALLEST_BOUND
         return self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self._is_short or too_small
