@@ -41,7 +41,7 @@ FAST: Any = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy", "n
 FAST_INSIDE: Any = {option: FAST[option] for option in ("fastmath", "error_model", "nogil")}
 # Sums in whatever order, so that they run along vectors.
 ANY_ORDER: Any = FAST | {"fastmath": {*FAST["fastmath"], "reassoc"}}
-FEW_LANES = 8
+FEW_LANES = 16
 # Rows whose noise is drawn at once: it stays in the first-level cache, and the loop along it is long enough.
 TILE, TILE_OF_FEW_LANES = 64, 1024
 BLOCKS = 16  # of counters that lie side by side: four words each make the noise of 64 rows, what a tile is made of
@@ -92,7 +92,7 @@ class Scratch(NamedTuple):
     gradient: np.ndarray  # (rows, lanes) clipped sums of the touched rows, by number
     normals: np.ndarray  # (tile, lanes) float32
     words: np.ndarray  # (tile, lanes) uint32
-    normal_column: np.ndarray  # (64,) float32, where lanes are few
+    normal_column: np.ndarray  # (64,) float32, of a lane that fills no vector
     word_column: np.ndarray  # (64,) uint32
     every_row: np.ndarray  # (rows,) 0, 1, 2, ...
     cipher_start: np.ndarray  # (16, tile / 16 * lanes) states of the cipher, or none: (16, 0) for the fast generator
@@ -322,18 +322,17 @@ def _normal_tile(first, count, lanes, step, purpose, scratch):
         return
     out, column = scratch.normals, scratch.normal_column
     lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
+    whole = len(lane_of) - len(lane_of) % LINE  # along lanes as far as these fill vectors, along rows the others
     for row in range(0, count, 4 * BLOCKS):
         block = (first + row) // 4
-        if len(lane_of) >= FEW_LANES:  # the loop that vectorises is along lanes, else along rows
-            for i in range(min(BLOCKS, count - row)):
-                for lane in range(len(lane_of)):
-                    a, b, c, d = threefry(
-                        lane_of[lane], u32(block + i), step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
-                    )
-                    out[row + i, lane], out[row + BLOCKS + i, lane] = normal_pair(a, b)
-                    out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = normal_pair(c, d)
-            continue
-        for lane in range(len(lane_of)):
+        for i in range(min(BLOCKS, count - row)):
+            for lane in range(whole):
+                a, b, c, d = threefry(
+                    lane_of[lane], u32(block + i), step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
+                )
+                out[row + i, lane], out[row + BLOCKS + i, lane] = normal_pair(a, b)
+                out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = normal_pair(c, d)
+        for lane in range(whole, len(lane_of)):
             own, w0, w1, w2, w3 = lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane]
             for i in range(BLOCKS):
                 a, b, c, d = threefry(own, u32(block + i), step, purpose, w0, w1, w2, w3)
@@ -351,18 +350,17 @@ def _word_tile(first, count, lanes, step, purpose, scratch):
         return
     out, column = scratch.words, scratch.word_column
     lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
+    whole = len(lane_of) - len(lane_of) % LINE  # along lanes as far as these fill vectors, along rows the others
     for row in range(0, count, 4 * BLOCKS):
         block = (first + row) // 4
-        if len(lane_of) >= FEW_LANES:
-            for i in range(min(BLOCKS, count - row)):
-                for lane in range(len(lane_of)):
-                    a, b, c, d = threefry(
-                        lane_of[lane], u32(block + i), step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
-                    )
-                    out[row + i, lane], out[row + BLOCKS + i, lane] = a, b
-                    out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = c, d
-            continue
-        for lane in range(len(lane_of)):
+        for i in range(min(BLOCKS, count - row)):
+            for lane in range(whole):
+                a, b, c, d = threefry(
+                    lane_of[lane], u32(block + i), step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
+                )
+                out[row + i, lane], out[row + BLOCKS + i, lane] = a, b
+                out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = c, d
+        for lane in range(whole, len(lane_of)):
             own, w0, w1, w2, w3 = lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane]
             for i in range(BLOCKS):
                 a, b, c, d = threefry(own, u32(block + i), step, purpose, w0, w1, w2, w3)
@@ -681,42 +679,36 @@ def _adam_move(g, m, v, keep_1, keep_2, unbias_1, unbias_2, eps):
 
 
 @numba.njit(**FAST)
-def _adam_moves(weights, first, second, lanes, per_example, b1, b2, eps, step, scratch):
-    """Every row, in tiles: noise, both moments and the step while they are in the cache."""
+def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1, b2, eps, step, scratch):
+    """Every row, in tiles: noise, both moments and the step while they are in the cache.
+
+    Along the whole tile, not row by row: a loop of a few lanes costs more to begin than to run.
+    """
     wide_vectors()
     unbias_1 = f32(-1.0 / math.expm1((step + 1) * math.log(b1))) if b1 > 0 else f32(1.0)
     unbias_2 = f32(-1.0 / math.expm1((step + 1) * math.log(b2))) if b2 > 0 else f32(1.0)
-    keep_1, keep_2 = f32(b1), f32(b2)
-    normals, gradient, noise_std, learning_rate = (
-        scratch.normals,
-        scratch.gradient,
-        lanes.noise_std,
-        lanes.learning_rate,
-    )
-    tile = len(normals)
+    keep_1, keep_2, width = f32(b1), f32(b2), weights.shape[1]
+    gradient, sums, draws = scratch.gradient, scratch.gradient.reshape(-1), scratch.normals.reshape(-1)
+    tile = len(scratch.normals)
     for start in range(0, len(weights), tile):
         size = min(tile, len(weights) - start)
         _normal_tile(start, size, lanes, u32(step), STEP_NOISE, scratch)
-        if weights.shape[1] == 1:  # along rows
-            w, m, v, sums = weights.reshape(-1), first.reshape(-1), second.reshape(-1), gradient.reshape(-1)
-            draws, scale, rate = normals.reshape(-1), noise_std[0], learning_rate[0]
+        if width == 1:  # every row has its own sum
+            for number in range(size):
+                draws[number] += sums[start + number] * lanes.per_noise_std[0]
+        else:
             for number in range(size):
                 row = start + number
-                g = (sums[row] + scale * draws[number]) * per_example
-                m[row], v[row], move = _adam_move(g, m[row], v[row], keep_1, keep_2, unbias_1, unbias_2, eps)
-                w[row] -= rate * move
-            continue
-        for number in range(size):
-            row = start + number
-            seen = scratch.stamp[row] == step + 1
-            slot = scratch.slot[row] if seen else 0
-            share = f32(1.0) if seen else f32(0.0)
-            for lane in range(weights.shape[1]):
-                g = (share * gradient[slot, lane] + noise_std[lane] * normals[number, lane]) * per_example
-                first[row, lane], second[row, lane], move = _adam_move(
-                    g, first[row, lane], second[row, lane], keep_1, keep_2, unbias_1, unbias_2, eps
-                )
-                weights[row, lane] -= learning_rate[lane] * move
+                if scratch.stamp[row] == step + 1:
+                    for lane in range(width):
+                        draws[number * width + lane] += gradient[scratch.slot[row], lane] * lanes.per_noise_std[lane]
+        w = weights[start : start + size].reshape(-1)
+        m, v = first[start : start + size].reshape(-1), second[start : start + size].reshape(-1)
+        for at in range(size * width):
+            m[at], v[at], move = _adam_move(
+                draws[at] * mean_noise_std[at], m[at], v[at], keep_1, keep_2, unbias_1, unbias_2, eps
+            )
+            w[at] -= learning_rate[at] * move
 
 
 @numba.njit(**FAST)
@@ -724,12 +716,16 @@ def adam_steps(
     weights, first, second, examples, batches, sizes, lanes, columns, batch_size, b1, b2, eps, begin, scratch
 ):
     """DP-Adam, every row at every step: its step depends on the noise's whole path, so no noise can be summed up."""
+    tile = len(scratch.normals)
+    of_tile = np.empty((2, tile, len(lanes.lane)), f32)
+    of_tile[0], of_tile[1] = lanes.noise_std / f32(batch_size), lanes.learning_rate
+    mean_noise_std, learning_rate = of_tile[0].reshape(-1), of_tile[1].reshape(-1)
     for k in range(begin, begin + len(sizes)):
         batch = _batch_of(batches, sizes, k - begin, examples)
         # One lane: to clear every row's sum is cheaper than to number the rows that have one.
         count = len(weights) if weights.shape[1] == 1 else touch(examples, batch, k, scratch)
         clipped_sum(weights, examples, batch, count, lanes, columns, scratch)
-        _adam_moves(weights, first, second, lanes, f32(1.0 / batch_size), b1, b2, f32(eps), k, scratch)
+        _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1, b2, f32(eps), k, scratch)
 
 
 # --- Metrics ----------------------------------------------------------------------------------------------------------
