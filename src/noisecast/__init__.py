@@ -29,6 +29,7 @@ _HOMES = {
     "DPSGD": "noisecast.optimizers",
     "DPAdam": "noisecast.optimizers",
     "DPSignSGD": "noisecast.optimizers",
+    "Schedule": "noisecast.optimizers",
     "Question": "noisecast.question",
     "Scenario": "noisecast.scenario",
     "ClosedForm": "noisecast.runners",

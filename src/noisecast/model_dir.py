@@ -11,13 +11,14 @@ the labels were given as public or read off them, which the statement then says.
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from noisecast.files import folder_written_whole, read_arrays, strict_json
+from noisecast.optimizers import CONSTANT
 from noisecast.problems.datasets import DataError, Dataset, Encoder, Features, encoder_from_json
 from noisecast.problems.linear import LIKELIHOODS, Likelihood, LinearModel, predict, quality
 from noisecast.release import TrainedModel
@@ -83,6 +84,8 @@ def save_model(
     settings = scenario.columns()
     del settings["scenario"]  # a hash of the examples, too: with it whoever knows all but one would find that one
     del settings["epsilon"], settings["nominal_epsilon"]  # the statement's: of a known seed there is no guarantee
+    if scenario.schedule != CONSTANT:
+        settings["schedule"] = asdict(scenario.schedule)
     described = {
         "format": FORMAT,
         "model": problem.likelihood.name,

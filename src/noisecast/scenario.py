@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from noisecast.optimizers import Optimizer
+from noisecast.optimizers import CONSTANT, Optimizer, Schedule
 from noisecast.privacy.accounting import PrivacySpent, epsilon_spent
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.problems.problem import Problem, fingerprint_of
@@ -19,6 +19,7 @@ class Scenario:
       optimizer: what is made of each release.
       num_steps: T; >= 1.
       target_delta: delta at which epsilon is stated; in (0, 1).
+      schedule: how the optimizer's learning rate changes along the run.
     """
 
     problem: Problem
@@ -26,12 +27,18 @@ class Scenario:
     optimizer: Optimizer
     num_steps: int
     target_delta: float = 1e-5
+    schedule: Schedule = CONSTANT
 
     def __post_init__(self) -> None:
         if not (isinstance(self.num_steps, int) and self.num_steps >= 1):
             raise ValueError(f"Expected num_steps to be a whole number >= 1, got {self.num_steps}.")
         if not 0 < self.target_delta < 1:
             raise ValueError(f"Expected 0 < target_delta < 1, got {self.target_delta}.")
+        if self.schedule.starts[-1] >= self.num_steps:
+            raise ValueError(
+                f"Expected every phase of the schedule to begin before num_steps = {self.num_steps}, got one that "
+                f"begins at step {self.schedule.starts[-1]}."
+            )
 
     @cached_property
     def id(self) -> str:
@@ -39,9 +46,10 @@ class Scenario:
 
         Of the examples, too: whoever knows all but one can find that one by it. Never part of what is released.
         """
+        changes = () if self.schedule == CONSTANT else (repr(self.schedule),)
         return fingerprint_of(
             self.problem.fingerprint, repr(self.mechanism), repr(self.optimizer), self.num_steps,
-            self.target_delta,
+            self.target_delta, *changes,
         )[:16]  # fmt: skip
 
     @property

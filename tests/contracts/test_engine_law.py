@@ -43,6 +43,7 @@ from noisecast.engines import _kernels, dense, row_sparse
 from noisecast.engines.dense import DenseRun
 from noisecast.engines.row_sparse import RowSparseRun
 from noisecast.engines.simulate import SimulatedRun
+from noisecast.optimizers import CONSTANT, Schedule
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.datasets import Dataset, Ratings, label_sets
@@ -68,6 +69,9 @@ SAMPLERS = {
     "fixed-size": (FixedSize(BATCH_SIZE, N), reference.fixed_size(N, BATCH_SIZE)),
     "shuffled": (Shuffled(BATCH_SIZE, N), reference.shuffled(N, BATCH_SIZE)),
 }
+# The learning rate of every step, and the largest number of which all of them are multiples (what a sign moves by).
+STAIRS = [1.0] * 37 + [0.5] * 53 + [2.0] * 30
+SCHEDULES = {"": (CONSTANT, None, 1.0), "stairs": (Schedule((0, 37, 90), (1.0, 0.5, 2.0)), STAIRS, 0.5)}
 PROBLEMS = ("logistic", "softmax", "multi-label", "factorization")
 ROOT = RandomRoot.from_insecure_seed(SEED_ENGINE)
 
@@ -77,6 +81,10 @@ class Case(NamedTuple):
     optimizer: str
     sampler: str
     problem: str
+    schedule: str = ""
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, self))
 
 
 def sparse_features(num_features: int, num_never: int) -> np.ndarray:
@@ -140,6 +148,7 @@ def scenario(case: Case, *, num_steps=NUM_STEPS, z=NOISE_MULTIPLIER, clip=CLIP, 
         optimizer=dataclasses.replace(optimizer, learning_rate=rate * optimizer.learning_rate),
         num_steps=num_steps,
         target_delta=delta,
+        schedule=SCHEDULES[case.schedule][0],
     )
 
 
@@ -171,16 +180,18 @@ def engine_runs(case: Case, runs: int, num_steps: int = NUM_STEPS) -> np.ndarray
 def reference_runs(
     optimizer: str, sampler: str, problem_name: str, runs: int, num_steps: int = NUM_STEPS, *,
     z=NOISE_MULTIPLIER, clip=CLIP, batch_size: float | None = BATCH_SIZE, quiet_steps: tuple[int, ...] = (),
+    schedule: str = "",
 ) -> np.ndarray:  # fmt: skip
-    """(runs, d) of the plain trainer; the last arguments make wrong ones."""
-    name = repr((optimizer, sampler, problem_name, runs, num_steps, z, clip, batch_size, quiet_steps))
+    """(runs, d) of the plain trainer; z to quiet_steps make wrong ones."""
+    changes = (schedule,) if schedule else ()
+    name = repr((optimizer, sampler, problem_name, runs, num_steps, z, clip, batch_size, quiet_steps, *changes))
     rng = np.random.default_rng([SEED_REFERENCE, zlib.crc32(name.encode())])
     parts = [
         reference.train(
             model(problem_name), OPTIMIZERS[optimizer][1], SAMPLERS[sampler][1],
             learning_rate=OPTIMIZERS[optimizer][0].learning_rate, l2_clip_norm=clip,
             noise_std=z * clip, batch_size=batch_size, num_steps=num_steps, runs=min(250, runs - first), rng=rng,
-            quiet_steps=quiet_steps,
+            quiet_steps=quiet_steps, factors=SCHEDULES[schedule][1],
         )
         for first in range(0, runs, 250)
     ]  # fmt: skip
@@ -192,6 +203,7 @@ def statistics_of(params: np.ndarray, case: Case) -> dict[str, np.ndarray]:
     scale, plain = OPTIMIZERS[case.optimizer][0].learning_rate, model(case.problem)
     moved = params - plain.start
     if case.optimizer == "sign":  # every coordinate is a whole number of steps: equal ones must tie
+        scale *= SCHEDULES[case.schedule][2]
         moved, scale = np.round(moved / scale), 1 / scale
     else:
         scale = 1.0
@@ -238,13 +250,14 @@ def p_of_equal_law(ours: np.ndarray, theirs: np.ndarray, case: Case) -> float:
     count = sum(map(len, found.values()))
     p_value = min(1.0, count * min(map(min, found.values())))
     smallest = ", ".join(f"{name} {min(ps):.1e}" for name, ps in found.items())
-    print(f"\n{'/'.join(case)}, {len(ours)} runs: p = {p_value:.2g} ({count} tests; smallest: {smallest})")
+    print(f"\n{case}, {len(ours)} runs: p = {p_value:.2g} ({count} tests; smallest: {smallest})")
     return p_value
 
 
 # --- Equality in law --------------------------------------------------------------------------------------------------
 
 CASES = [Case(e, o, s, p) for p in PROBLEMS for s in SAMPLERS for o in OPTIMIZERS for e in ENGINES]
+CASES += [Case(e, o, "poisson", "logistic", "stairs") for o in OPTIMIZERS for e in ENGINES]
 QUICK = [
     Case("row_sparse", "sgd", "poisson", "logistic"),
     Case("row_sparse", "sign", "poisson", "logistic"),
@@ -257,6 +270,8 @@ QUICK = [
     Case("row_sparse", "sign", "poisson", "factorization"),
     Case("row_sparse", "adam", "shuffled", "factorization"),
     Case("dense", "sgd", "poisson", "logistic"),
+    *(Case("row_sparse", optimizer, "poisson", "logistic", "stairs") for optimizer in ("sgd", "sign")),
+    Case("dense", "sgd", "poisson", "logistic", "stairs"),
 ]
 
 
@@ -273,16 +288,16 @@ def test_the_problem_has_rows_that_wait_for_long():
         assert name in ("softmax", "multi-label") or max(waits) > 32
 
 
-@pytest.mark.parametrize("case", QUICK, ids="-".join)
+@pytest.mark.parametrize("case", QUICK, ids=str)
 def test_law_with_few_runs(case):
-    theirs = reference_runs(case.optimizer, case.sampler, case.problem, QUICK_RUNS)
+    theirs = reference_runs(case.optimizer, case.sampler, case.problem, QUICK_RUNS, schedule=case.schedule)
     assert p_of_equal_law(engine_runs(case, QUICK_RUNS), theirs, case) > THRESHOLD
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_law(case):
-    theirs = reference_runs(case.optimizer, case.sampler, case.problem, RUNS)
+    theirs = reference_runs(case.optimizer, case.sampler, case.problem, RUNS, schedule=case.schedule)
     assert p_of_equal_law(engine_runs(case, RUNS), theirs, case) > THRESHOLD
 
 
@@ -318,6 +333,20 @@ def test_a_wrong_trainer_is_seen_with_few_runs(wrong):
     theirs = reference_runs("sgd", case.sampler, case.problem, QUICK_RUNS, **WRONG[wrong][0])
     print(f"\ncontrol: {wrong}", end="")
     assert p_of_equal_law(engine_runs(case, QUICK_RUNS), theirs, case) < THRESHOLD
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "sign"])
+def test_noise_of_one_learning_rate_given_at_another_is_seen(optimizer, monkeypatch):
+    """What rows lack at a phase's end is given there: an engine that forgets it gives it at the next phase's rate."""
+    case = Case("row_sparse", optimizer, "poisson", "logistic", "stairs")
+    right = Schedule.stretches
+    ends_nothing = lambda *where: [(begin, stop, False) for begin, stop, _ in right(*where)]  # noqa: E731
+    monkeypatch.setattr(Schedule, "stretches", ends_nothing)
+    run = RowSparseRun([scenario(case)], repeats=range(QUICK_RUNS), root=ROOT)
+    run.advance(NUM_STEPS)
+    theirs = reference_runs(optimizer, case.sampler, case.problem, QUICK_RUNS, schedule="stairs")
+    print("\ncontrol: given at the next rate", end="")
+    assert p_of_equal_law(run.params[:, 0].astype(np.float64), theirs, case) < THRESHOLD
 
 
 @pytest.mark.slow
@@ -385,9 +414,7 @@ def varied(case: Case, size: int) -> list[Scenario]:
     ]
 
 
-@pytest.mark.parametrize(
-    "case", [Case("row_sparse", o, "poisson", p) for o in OPTIMIZERS for p in PROBLEMS], ids="-".join
-)
+@pytest.mark.parametrize("case", [Case("row_sparse", o, "poisson", p) for o in OPTIMIZERS for p in PROBLEMS], ids=str)
 def test_a_run_does_not_depend_on_its_group(case):
     """Alone, among three and among twenty: fewer and more than the eight lanes at which kernels change their loops."""
     found = {}
@@ -462,7 +489,14 @@ def a_run(case: Case, repeats=(0, 1)) -> Any:
 
 
 @pytest.mark.parametrize("looking", [False, True])
-@pytest.mark.parametrize("case", [Case("row_sparse", o, "poisson", "softmax") for o in OPTIMIZERS], ids="-".join)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(Case("row_sparse", o, "poisson", "softmax") for o in OPTIMIZERS),
+        *(Case("row_sparse", o, "poisson", "softmax", "stairs") for o in OPTIMIZERS),
+    ],
+    ids=str,
+)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(case, looking):
     """Stopped at any steps, and evaluated at any: both runs at the same ones."""
     rng = np.random.default_rng([SEED_DATA, zlib.crc32(repr(case).encode())])
@@ -484,7 +518,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(case, looking):
         np.testing.assert_array_equal(straight.params, whole.params)
 
 
-@pytest.mark.parametrize("case", [Case("row_sparse", o, "poisson", "logistic") for o in OPTIMIZERS], ids="-".join)
+@pytest.mark.parametrize("case", [Case("row_sparse", o, "poisson", "logistic") for o in OPTIMIZERS], ids=str)
 def test_a_run_can_go_back_to_an_earlier_state(case):
     """What a run has in hand besides its state must not outlive a restore."""
     run = a_run(case)

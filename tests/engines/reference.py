@@ -11,7 +11,7 @@ Float64 and NumPy's own generators; no shortcut: the gradient of every drawn exa
 noise at every step. The first axis counts independent runs, each with batches and noise of its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,8 +201,9 @@ def train(
     runs: int,
     rng: np.random.Generator,
     quiet_steps: tuple[int, ...] = (),
+    factors: Sequence[float] | None = None,
 ) -> np.ndarray:
-    """Parameters after `num_steps`, from `model.start`: (runs, d). noise_std is z C.
+    """Parameters after `num_steps`, from `model.start`: (runs, d). noise_std is z C; `factors` are on learning_rate.
 
     Two arguments make wrong trainers, for negative controls: `batch_size=None` divides by the drawn size, and
     `quiet_steps` have no noise.
@@ -216,5 +217,5 @@ def train(
         drawn_size = np.maximum(there.sum(axis=1, keepdims=True), 1)
         g = (clipped_sum + noise) / (drawn_size if batch_size is None else batch_size)
         update, memory = direction(g, memory, step)
-        params = params - learning_rate * update
+        params = params - learning_rate * (1.0 if factors is None else factors[step]) * update
     return params

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from noisecast.optimizers import CONSTANT, Schedule
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.sampling import FixedSize, Poisson, Stream
 from noisecast.scenario_file import OPTIMIZER_NAMES, ScenarioFileError, read_scenario_file
@@ -214,3 +215,16 @@ def test_the_quadratic_example_is_read():
 @pytest.mark.slow
 def test_the_digits_example_is_read():
     assert len(read_scenario_file(EXAMPLES / "digits.toml").scenarios) == 6
+
+
+def test_a_schedule_holds_for_every_scenario(ask):
+    question = ask(WHOLE.replace(SETTINGS, SETTINGS + 'schedule = "cosine"\nwarmup_steps = 10\n'))
+    assert {scenario.schedule for scenario in question.scenarios} == {Schedule.shaped("cosine", 100, warmup_steps=10)}
+    assert {scenario.schedule for scenario in ask(WHOLE).scenarios} == {CONSTANT}
+
+
+def test_a_schedule_that_cannot_be_is_one_sentence(ask):
+    (mistake,) = mistakes_in(ask, WHOLE.replace(SETTINGS, SETTINGS + 'schedule = "cosin"\n'))
+    assert "one of constant, linear, cosine, got 'cosin' (meant: 'cosine'?)" in mistake
+    (mistake,) = mistakes_in(ask, WHOLE.replace(SETTINGS, SETTINGS + "warmup_steps = 100\n"))
+    assert "Expected 0 <= warmup_steps < num_steps = 100, got 100." in mistake

@@ -15,6 +15,7 @@ from noisecast.cli.progress import training_progress
 from noisecast.files import why_unwritable
 from noisecast.ledger import Account
 from noisecast.model_dir import save_model
+from noisecast.optimizers import CONSTANT, Schedule
 from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.sampling import Poisson
@@ -39,6 +40,7 @@ from noisecast.scenario_file import OPTIMIZER_NAMES
 from noisecast.table import METRICS
 
 OptimizerName = Literal["dp-sgd", "dp-sign-sgd", "dp-adam"]
+ScheduleName = Literal["constant", "linear", "cosine"]
 FAR_OFF = 1.5  # times as many examples as the file has rows, or as few
 MOST_NAMES, LONGEST_NAME = 8, 30  # of labels, shown; letters
 GUESSED_TOKENS = 100  # of a text whose length is not bounded; only the default learning rate looks at it
@@ -129,6 +131,10 @@ def train(
     learning_rate: Annotated[
         float | None, Parameter(help="Default: a starting value from public numbers, not tuned.")
     ] = None,
+    schedule: Annotated[ScheduleName, Parameter(help="How the learning rate falls, from its value to 0.")] = "constant",
+    warmup_steps: Annotated[
+        int, Parameter(converter=whole_number, help="Steps in which the learning rate rises from 0.")
+    ] = 0,
     l2_clip_norm: Annotated[float, Parameter(help="Each example's gradient is clipped to this norm.")] = 1.0,
     options: MechanismOptions = MechanismOptions(),  # noqa: B008 (frozen)
     target_delta: Annotated[
@@ -171,7 +177,10 @@ def train(
     account = account_of(ledger, dataset)
     if account is not None and insecure_seed is not None:
         raise ValueError("Expected --ledger or --insecure-seed, got both: a run from a known seed has no guarantee.")
-    plan = _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_norm, target_delta, num_examples)
+    plan = _plan(
+        file, files, options, optimizer, learning_rate, (schedule, warmup_steps), batch_size, l2_clip_norm,
+        target_delta, num_examples,
+    )  # fmt: skip
     warn((*plan.warnings, *plan.non_private_warnings))
     if not json:
         to_reader().print(_what_will_run(plan))
@@ -257,12 +266,16 @@ def _check_places(output: Path, resume: bool) -> None:
         raise ValueError(f"Expected a checkpoint at {checkpoint}, found none; leave out --resume to start anew.")
 
 
-def _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_norm, target_delta, num_examples) -> Plan:
+def _plan(
+    file, files, options, optimizer, learning_rate, changes, batch_size, l2_clip_norm, target_delta, num_examples
+) -> Plan:
     train, test, encoder = files.load(file)
     declared = num_examples if num_examples is not None else train.num_examples
     sampler = options.sampler_for(batch_size, declared)
     delta = target_delta if target_delta is not None else _delta_below_one_over(declared)
     num_steps = options.steps(sampler)
+    shape, warmup_steps = changes
+    schedule = Schedule.shaped(shape, num_steps, warmup_steps=warmup_steps)
     mechanism = options.mechanism(sampler, num_steps=num_steps, target_delta=delta, l2_clip_norm=l2_clip_norm)
     problem = linear_model(train, test)
     kind = OPTIMIZER_NAMES[optimizer]
@@ -289,6 +302,7 @@ def _plan(file, files, options, optimizer, learning_rate, batch_size, l2_clip_no
         optimizer=kind(learning_rate=learning_rate),
         num_steps=num_steps,
         target_delta=delta,
+        schedule=schedule,
     )
     not_covered = _not_covered(
         train, encoder, public_size=num_examples is not None, public_labels=files.label_names is not None
@@ -361,7 +375,11 @@ def _what_will_run(plan: Plan):
         # A mistyped label is a class of its own: here it can be seen.
         ("labels" if train.has_label_sets else "names", _few(train.label_names)),
         ("optimizer", scenario.optimizer.name),
-        ("learning rate", f"{number(scenario.optimizer.learning_rate)}  ({plan.learning_rate_origin})"),
+        (
+            "learning rate",
+            f"{number(scenario.optimizer.learning_rate)}  ({plan.learning_rate_origin})"
+            + ("" if scenario.schedule == CONSTANT else f", {scenario.schedule}"),
+        ),
         ("steps", f"{scenario.num_steps:,} of {number(mechanism.expected_batch_size)} examples on average"),
         (
             "noise",

@@ -1,7 +1,7 @@
 """The dense engine: any problem, in JAX. One compiled loop over steps, mapped over scenarios and repeats."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,8 +45,8 @@ def group_key(scenario: Scenario) -> tuple:
     """Scenarios with equal keys may be run in one group."""
     optimizer = scenario.optimizer
     settings = tuple((k, v) for k, v in vars(optimizer).items() if k != "learning_rate")
-    mechanism = scenario.mechanism
-    return (scenario.problem.fingerprint, type(optimizer), settings, mechanism.sampler, scenario.num_steps)
+    how = scenario.mechanism.sampler, scenario.num_steps, scenario.schedule
+    return (scenario.problem.fingerprint, type(optimizer), settings, *how)
 
 
 def why_unsupported(scenario: Scenario) -> str | None:
@@ -116,6 +116,11 @@ class DenseRun:
     def advance(self, to_step: int) -> None:
         """Take steps until `to_step` of them have been taken. Raises: ValueError beyond num_steps."""
         check_horizon(to_step, self._first)
+        for step, stop, _ in self._first.schedule.stretches(self.step, to_step):
+            rates = self._group.learning_rate * self._first.schedule.at(step)
+            self._advance(stop, replace(self._group, learning_rate=rates))
+
+    def _advance(self, to_step: int, group: Group) -> None:
         while self.step < to_step:
             first, stop, batches = self._batches(self.step, to_step)
             normals, normals_from = None, 0
@@ -123,7 +128,7 @@ class DenseRun:
                 normals_from, stop, normals = self._secure.chunk(self.step, stop)
                 normals = normals.reshape(len(normals), *self._params.shape)
             self._params, self._state = _advance(
-                self.problem, self._group, self._params, self._state, self._noise_keys, self._example_keys,
+                self.problem, group, self._params, self._state, self._noise_keys, self._example_keys,
                 batches, first, normals, normals_from, self.step, stop,
             )  # fmt: skip
             self.step = stop

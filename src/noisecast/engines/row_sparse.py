@@ -147,7 +147,7 @@ class _Block:
 
     def __init__(self, scenarios: Sequence[Scenario], form: "_Form", train, test, *, root: RandomRoot, repeat: int):
         first = scenarios[0]
-        self._optimizer, self._mechanism = first.optimizer, first.mechanism
+        self._optimizer, self._mechanism, self._schedule = first.optimizer, first.mechanism, first.schedule
         self._form, self._train, self._test = form, train, test
         self._asked = len(scenarios)
         scenarios = _in_whole_vectors(scenarios, form.columns)
@@ -164,28 +164,40 @@ class _Block:
         self._scratch = _scratch(rows, lanes, int(first.mechanism.expected_batch_size) + 64, self._cipher)
 
     def advance(self, step: int, to_step: int) -> None:
+        for begin, stop, ends_phase in self._schedule.stretches(step, to_step):
+            self._advance(begin, stop, self._lanes_at(begin))
+            if ends_phase:  # what was postponed is of this phase's rate
+                self._weights.flushed(stop, self._lanes_at(begin), self._scratch)
+
+    def _lanes_at(self, step: int) -> _kernels.Lanes:
+        """With the learning rates of that step."""
+        changed = np.float32(self._schedule.at(step))
+        rates = ("learning_rate", "step_size", "step_noise")
+        return self._lanes._replace(**{name: getattr(self._lanes, name) * changed for name in rates})
+
+    def _advance(self, step: int, to_step: int, lanes: _kernels.Lanes) -> None:
         sampler: Any = self._mechanism.sampler
         while step < to_step:
             stop = min(to_step, step - step % STEPS_PER_CHUNK + STEPS_PER_CHUNK)
             drawn = sampler.batches(self._batch_key, step, stop, len(self._train.labels))
             batches, sizes = _packed(drawn.indices, drawn.mask)
             if batches.shape[1] > len(self._scratch.coefficients):
-                rows, lanes = len(self._scratch.stamp), len(self._lanes.lane)
-                self._scratch = _scratch(rows, lanes, batches.shape[1], self._cipher)
+                rows, width = len(self._scratch.stamp), batches.shape[1]
+                self._scratch = _scratch(rows, len(lanes.lane), width, self._cipher)
             self._weights.steps(
-                self._kernels.steps, *self._memory, self._train, batches, sizes, self._lanes, self._form.columns,
+                self._kernels.steps, *self._memory, self._train, batches, sizes, lanes, self._form.columns,
                 *self._kernels.settings(self._optimizer, self._mechanism), step, self._scratch,
             )  # fmt: skip
             step = stop
 
     def params(self, step: int) -> np.ndarray:
         """(scenarios, d): each run's weights in the problem's own order."""
-        weights = self._weights.flushed(step, self._lanes, self._scratch)
+        weights = self._weights.flushed(step, self._lanes_at(step), self._scratch)
         by_run = weights.reshape(len(weights), self._num_runs, self._form.columns)[:, : self._asked]
         return np.moveaxis(by_run, 1, 0).reshape(self._asked, -1).copy()
 
     def evaluate(self, step: int) -> dict[str, np.ndarray]:
-        weights = self._weights.flushed(step, self._lanes, self._scratch)
+        weights = self._weights.flushed(step, self._lanes_at(step), self._scratch)
         gradient = np.zeros_like(weights)
         loss, scores, clipped = self._sums(weights, self._train, gradient)
         n = len(self._train.labels)

@@ -4,7 +4,7 @@ It trains (`SimulatedRun`), and it solves the optimizers' SDEs (`SimulatedPaths`
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +77,12 @@ class _Blocks:
     def _advance(self, block: "_Block", step: int, to_step: int) -> None:
         raise NotImplementedError
 
+    def _stretches(self, lanes: kernels.Lanes, step: int, to_step: int) -> Iterator[tuple[int, int, kernels.Lanes]]:
+        """Steps of one learning rate, and the lanes with that rate."""
+        schedule = self._first.schedule
+        for begin, stop, _ in schedule.stretches(step, to_step):
+            yield begin, stop, lanes._replace(learning_rate=lanes.learning_rate * np.float32(schedule.at(begin)))
+
     def block_until_ready(self) -> None:
         """Nothing to wait for: `advance` returns when its steps are taken."""
 
@@ -138,7 +144,8 @@ class SimulatedRun(_Blocks):
 
     def _advance(self, block: "_Block", step: int, to_step: int) -> None:
         problem, lanes, scratch = block.fixed
-        self._steps(*block.arrays, problem, lanes, self._batch_size, *self._settings, step, to_step, scratch)
+        for begin, stop, at in self._stretches(lanes, step, to_step):
+            self._steps(*block.arrays, problem, at, self._batch_size, *self._settings, begin, stop, scratch)
 
 
 class SimulatedPaths(_Blocks):
@@ -165,7 +172,8 @@ class SimulatedPaths(_Blocks):
 
     def _advance(self, block: "_Block", step: int, to_step: int) -> None:
         problem, lanes, table, scratch = block.fixed
-        self._steps(*block.arrays, problem, lanes, table, *self._settings, self._substeps, step, to_step, scratch)
+        for begin, stop, at in self._stretches(lanes, step, to_step):
+            self._steps(*block.arrays, problem, at, table, *self._settings, self._substeps, begin, stop, scratch)
 
 
 @dataclass

@@ -85,9 +85,9 @@ class _Statement:
 
     @property
     def settings(self) -> Settings | None:
-        """None where the folder does not say the learning rate."""
+        """None where the folder does not say the learning rate, or it changed: these write one rate down."""
         rate = self.scenario.get("learning_rate")
-        if rate is None:
+        if rate is None or "schedule" in self.scenario:
             return None
         p = self.privacy
         return Settings(
@@ -206,7 +206,9 @@ def _what(described: dict[str, Any], privacy: dict[str, Any]) -> Html:
         rows.append((f"{len(names):,} classes", shown))
     rows.append(("Optimizer", optimizer_name(str(privacy["optimizer"]))))
     if scenario.get("learning_rate") is not None:
-        rows.append(("Learning rate", number(float(scenario["learning_rate"]))))
+        changes = scenario.get("schedule")
+        phases = f", times {len(changes['factors'])} factors one after another" if changes else ""
+        rows.append(("Learning rate", number(float(scenario["learning_rate"])) + phases))
     rows += [
         ("Noise multiplier", number(float(privacy["noise_multiplier"]))),
         ("Clip norm", number(float(privacy["l2_clip_norm"]))),

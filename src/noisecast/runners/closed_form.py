@@ -9,7 +9,7 @@ import pandas as pd
 
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.local_quadratic import LocalQuadratic
-from noisecast.runners.runner import Call, Progress, deterministic_calls, groups_of, rows
+from noisecast.runners.runner import Call, Progress, deterministic_calls, groups_of, rows, why_not_constant
 from noisecast.scenario import Scenario
 from noisecast.table import EXTRAPOLATED, OK
 from noisecast.theory.linear_sde import (
@@ -41,7 +41,7 @@ class ClosedForm:
     name: ClassVar[str] = "closed_form"
 
     def why_unsupported(self, scenario: Scenario) -> str | None:
-        return scenario.problem.why_no_closed_form
+        return scenario.problem.why_no_closed_form or why_not_constant(self.name, scenario)
 
     def calls(self, scenarios: Sequence[Scenario], repeats: Sequence[int]) -> list[Call]:
         return deterministic_calls(scenarios, size=64)

@@ -12,7 +12,7 @@ import pandas as pd
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.local_quadratic import NUM_PROBES, LocalQuadratic
 from noisecast.runners import closed_form
-from noisecast.runners.runner import Call, Progress, deterministic_calls, rows
+from noisecast.runners.runner import Call, Progress, deterministic_calls, rows, why_not_constant
 from noisecast.scenario import Scenario
 from noisecast.table import EXTRAPOLATED, OK
 from noisecast.theory.frozen_steps import krylov_response
@@ -81,7 +81,7 @@ class LocalForecast:
                 f"local_quadratic cannot answer {scenario.problem.name}: expected a point of shape ({d},), got "
                 f"{np.shape(self.at)}. Leave `at` out for the initial parameters."
             )
-        return None
+        return why_not_constant(self.name, scenario)
 
     def calls(self, scenarios: Sequence[Scenario], repeats: Sequence[int]) -> list[Call]:
         return deterministic_calls(scenarios, size=4)

@@ -6,6 +6,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import pandas as pd
 
+from noisecast.optimizers import CONSTANT
 from noisecast.privacy.noise import RandomRoot
 from noisecast.scenario import Scenario
 from noisecast.table import DIVERGED, OK, table_from
@@ -39,6 +40,13 @@ class Runner(Protocol):
     ) -> pd.DataFrame:
         """Answer scenarios that it supports; `record_at` is sorted."""
         ...
+
+
+def why_not_constant(runner: str, scenario: Scenario) -> str | None:
+    """None, or the sentence of a runner whose answers are for constant learning rates."""
+    if scenario.schedule == CONSTANT:
+        return None
+    return f'{runner} knows constant learning rates alone, got a schedule; use runner "training", or leave it out.'
 
 
 # What a runner measured: at a step, each metric as an array over (repeats, scenarios).

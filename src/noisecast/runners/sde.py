@@ -81,7 +81,7 @@ class GeneralPaths:
 
     def __init__(self, scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot, substeps: int):
         first = scenarios[0]
-        self.problem, self.substeps, self.step = first.problem, substeps, 0
+        self.problem, self.substeps, self.step, self.schedule = first.problem, substeps, 0, first.schedule
         self.optimizer = dense.without_learning_rate(first.optimizer)
         self.learning_rate = jnp.array([s.optimizer.learning_rate for s in scenarios], jnp.float32)
         self.l2_clip_norm = jnp.array([s.mechanism.l2_clip_norm for s in scenarios], jnp.float32)
@@ -94,10 +94,12 @@ class GeneralPaths:
         self.state = _initial_state(self.problem, self.optimizer, self.params, self.prepared)
 
     def advance(self, to_step: int) -> None:
-        self.params, self.state = _advance(
-            self.problem, self.optimizer, self.substeps, self.learning_rate, self.prepared, self.keys,
-            self.params, self.state, self.step, to_step,
-        )  # fmt: skip
+        for step, stop, _ in self.schedule.stretches(self.step, to_step):
+            rates = self.learning_rate * self.schedule.at(step)
+            self.params, self.state = _advance(
+                self.problem, self.optimizer, self.substeps, rates, self.prepared, self.keys,
+                self.params, self.state, step, stop,
+            )  # fmt: skip
         self.step = to_step
 
     def evaluate(self) -> dict[str, np.ndarray]:

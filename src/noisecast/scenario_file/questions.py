@@ -47,6 +47,7 @@ def _question(document: Document, problem: Problem, batch_size: float, chosen: S
     # The paper's convention: an epoch is a whole number of steps, the rest of the rows is not waited for.
     steps_per_epoch = int((problem.num_examples or 0) // batch_size)
     num_steps, record_at = settings.steps(steps_per_epoch), settings.steps_recorded(steps_per_epoch)
+    schedule = settings.schedule_of(num_steps)
     mechanisms = {
         noise: _mechanism(document, sampler, noise, num_steps) for noise in dict.fromkeys(cell.noise for cell in chosen)
     }
@@ -57,6 +58,7 @@ def _question(document: Document, problem: Problem, batch_size: float, chosen: S
             optimizer=cell.optimizer.build(cell.learning_rate),
             num_steps=num_steps,
             target_delta=settings.target_delta,
+            schedule=schedule,
         )
         for cell in chosen
     ]

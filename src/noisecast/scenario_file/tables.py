@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from noisecast.optimizers import OPTIMIZERS, Optimizer
+from noisecast.optimizers import OPTIMIZERS, SHAPES, Optimizer, Schedule
 from noisecast.privacy.tuning import TrialDistribution, TrialKind
 from noisecast.runners import RUNNERS, Moments
 from noisecast.scenario_file.values import (
@@ -41,10 +41,16 @@ class Settings(Table):
     record_at: Annotated[list[Annotated[int, Field(ge=0)]], *LISTED] | None = None
     record_last_epochs: Count | None = None
     runners: Annotated[list[Annotated[str, one_of(RUNNER_NAMES)]], *LISTED] = Field([runner.name for runner in RUNNERS])
+    schedule: Annotated[str, one_of(SHAPES)] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
 
     def steps(self, steps_per_epoch: int) -> int:
         """num_steps, or as many as num_epochs are."""
         return self.num_steps or (self.num_epochs or 0) * steps_per_epoch
+
+    def schedule_of(self, num_steps: int) -> Schedule:
+        """How the learning rates of all scenarios change."""
+        return Schedule.shaped(self.schedule, num_steps, warmup_steps=self.warmup_steps)
 
     def steps_recorded(self, steps_per_epoch: int) -> tuple[int, ...]:
         """`record_at`, or num_records + 1 evenly spaced steps from 0 to the last; and the ends of the last epochs."""

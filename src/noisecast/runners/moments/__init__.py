@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners.moments import factorization, logistic, multi_output, quadratic, separable
 from noisecast.runners.moments.forecast import Forecast, Solver
-from noisecast.runners.runner import Call, Progress, deterministic_calls, groups_of, rows
+from noisecast.runners.runner import Call, Progress, deterministic_calls, groups_of, rows, why_not_constant
 from noisecast.scenario import Scenario
 from noisecast.table import EXTRAPOLATED, OK
 
@@ -84,7 +84,8 @@ class Moments:
                 f'moments cannot answer {scenario.problem.name}: it has no closure of its law. Use runner "training", '
                 "or LocalForecast() for its quadratic around a point, with error bars."
             )
-        return solver.why_unsupported(scenario)
+        reason = None if solver is quadratic else why_not_constant(self.name, scenario)
+        return reason or solver.why_unsupported(scenario)
 
     def calls(self, scenarios: Sequence[Scenario], repeats: Sequence[int]) -> list[Call]:
         return deterministic_calls(scenarios, size=4)

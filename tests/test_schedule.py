@@ -1,0 +1,234 @@
+"""Learning rates that change along a run: the staircase, who takes its steps, and who says that it cannot."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noisecast import (
+    DPSGD,
+    ClosedForm,
+    DPAdam,
+    DPSignSGD,
+    Moments,
+    Poisson,
+    Question,
+    SampledGaussian,
+    Scenario,
+    Schedule,
+    Sde,
+    Stream,
+    Training,
+    advise,
+    answer,
+    bundled,
+    linear_model,
+    quadratic,
+    run_sweep,
+    train,
+)
+from noisecast.cli import main
+from noisecast.engines.simulate import SimulatedPaths
+from noisecast.optimizers import CONSTANT, SHAPES
+from noisecast.privacy.noise import RandomRoot
+from noisecast.runners.sde import GeneralPaths
+
+STAIRS = Schedule((0, 100, 250), (1.0, 0.25, 2.0))
+OPTIMIZERS = [DPSGD(learning_rate=0.02), DPSignSGD(learning_rate=0.01), DPAdam(learning_rate=0.004)]
+
+
+def asked(
+    optimizer=OPTIMIZERS[0], schedule=STAIRS, *, noise_multiplier=1.0, example_noise_std=0.1, num_steps=400
+) -> Scenario:
+    mechanism = SampledGaussian(noise_multiplier=noise_multiplier, l2_clip_norm=50.0, sampler=Stream(256))
+    problem = quadratic([2.0, 1.0, 0.5], 0.1, example_noise_std=example_noise_std)
+    return Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=num_steps, schedule=schedule)
+
+
+def on_data(schedule=STAIRS, optimizer=OPTIMIZERS[0], **settings) -> Scenario:
+    problem = linear_model(*bundled("iris"))
+    mechanism = SampledGaussian(
+        noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Poisson.for_batch_size(16, problem.num_examples)
+    )
+    return Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, schedule=schedule, num_steps=400)
+
+
+# --- The staircase ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "starts, factors, words",
+    [
+        ((), (), "steps that rise from 0"),
+        ((1, 5), (1.0, 2.0), "steps that rise from 0"),
+        ((0, 5, 5), (1.0, 2.0, 3.0), "steps that rise from 0"),
+        ((0, 2.5), (1.0, 2.0), "steps that rise from 0"),
+        ((0, 5), (1.0,), "as many factors as starts"),
+        ((0, 5), (1.0, 0.0), "factors > 0 and finite"),
+        ((0, 5), (1.0, float("nan")), "factors > 0 and finite"),
+        ((0, 5), (1.0, float("inf")), "factors > 0 and finite"),
+    ],
+)
+def test_a_staircase_that_is_none_is_refused(starts, factors, words):
+    with pytest.raises(ValueError, match=words):
+        Schedule(starts, factors)
+
+
+@given(st.sampled_from(list(SHAPES)), st.integers(1, 400), st.data())
+def test_stretches_are_all_the_steps_each_at_one_rate(shape, num_steps, data):
+    schedule = Schedule.shaped(shape, num_steps, warmup_steps=data.draw(st.integers(0, num_steps - 1)))
+    step = data.draw(st.integers(0, num_steps))
+    to_step = data.draw(st.integers(step, num_steps))
+    at = step
+    for begin, stop, ends_phase in schedule.stretches(step, to_step):
+        assert begin == at < stop
+        assert len({schedule.at(k) for k in range(begin, stop)}) == 1
+        assert ends_phase == (stop in schedule.starts)
+        at = stop
+    assert at == to_step
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 100])
+def test_shapes_are_their_curves_to_half_a_phase(warmup_steps):
+    k = np.arange(1000) + 0.5
+    share = np.clip((k - warmup_steps) / (1000 - warmup_steps), 0, 1)
+    curves = {"constant": np.ones(1000), "linear": 1 - share, "cosine": (1 + np.cos(np.pi * share)) / 2}
+    for shape, curve in curves.items():
+        schedule = Schedule.shaped(shape, 1000, warmup_steps=warmup_steps)
+        found = np.array([schedule.at(step) for step in range(1000)])
+        risen = np.where(k < warmup_steps, k / max(warmup_steps, 1), curve)
+        largest = 0.05 if warmup_steps else 0.01  # half a phase of 10 steps, of 100 or of 1,000
+        assert np.abs(found - risen).max() <= largest
+        np.testing.assert_allclose(found.mean(), risen.mean(), rtol=1e-3)
+
+
+def test_shapes_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="constant, linear, cosine, got square"):
+        Schedule.shaped("square", 10)
+    for warmup_steps in (-1, 10, 11):
+        with pytest.raises(ValueError, match="0 <= warmup_steps < num_steps = 10"):
+            Schedule.shaped("linear", 10, warmup_steps=warmup_steps)
+
+
+# --- A scenario -------------------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_part_of_the_question_and_costs_nothing():
+    with_stairs, without = asked(), asked(schedule=CONSTANT)
+    assert with_stairs.id != without.id  # its noise is its own
+    assert without.id == dataclasses.replace(without, schedule=Schedule([0], [1.0])).id
+    assert on_data().privacy_spent == on_data(CONSTANT).privacy_spent
+    with pytest.raises(ValueError, match=r"begin before num_steps = 250, got one that begins at step 250"):
+        asked(num_steps=250)
+
+
+# --- Who takes its steps ----------------------------------------------------------------------------------------------
+
+
+def test_moments_of_dp_sgd_are_the_exact_recursion():
+    question = asked()
+    h, mean, variance = np.array([2.0, 1.0, 0.5]), np.full(3, 0.1), np.zeros(3)
+    noise = 0.1**2 / 256 + question.mechanism.mean_noise_std**2
+    for rate in 0.02 * np.array([1.0] * 100 + [0.25] * 150 + [2.0] * 150):
+        mean, variance = (1 - rate * h) * mean, (1 - rate * h) ** 2 * variance + rate**2 * noise
+    found = Moments().forecast(question, []).metrics["loss"][-1]
+    assert found == pytest.approx(0.5 * np.sum(h * (mean**2 + variance)), rel=1e-10)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
+def test_runners_agree(optimizer):
+    """And with a constant rate the loss would be another: the comparison can fail."""
+    table = answer(
+        [asked(optimizer)], runners=[Training(), Sde(), Moments()], insecure_seeds=range(3000), record_at=[250]
+    )
+    losses = table[table["metric"] == "loss"]
+    constant = Moments().forecast(asked(optimizer, CONSTANT), [250]).metrics["loss"]
+    for step, other in zip((250, 400), constant[-2:]):
+        at = {name: rows["value"] for name, rows in losses[losses["step"] == step].groupby("runner")}
+        trained, forecast = at["training"].mean(), at["moments"].item()
+        error = at["training"].sem()
+        assert abs(trained - forecast) < 4 * error + 0.02 * forecast, (trained, error, forecast)
+        assert abs(at["sde"].mean() - forecast) < 4 * at["sde"].sem() + 0.06 * forecast
+        assert abs(other - forecast) > 0.1 * forecast
+
+
+def test_both_kinds_of_paths_take_the_same_steps():
+    questions = [asked(noise_multiplier=0.0, example_noise_std=1e-6)]
+    root = RandomRoot.from_insecure_seed(0)
+    found = []
+    for paths in (SimulatedPaths, GeneralPaths):
+        run = paths(questions, repeats=[0], root=root, substeps=8)
+        run.advance(133)
+        run.advance(400)
+        found.append(float(run.evaluate()["loss"][0, 0]))
+    assert found[0] == pytest.approx(found[1], rel=0.02)
+    assert found[0] != pytest.approx(_quiet_loss(), rel=0.2)  # at a constant rate
+
+
+def _quiet_loss() -> float:
+    h = np.array([2.0, 1.0, 0.5])
+    return float(0.5 * np.sum(h * (0.1 * np.exp(-0.02 * 400 * h)) ** 2))
+
+
+def test_a_released_run_is_resumed_by_its_own_schedule_alone(tmp_path):
+    path = tmp_path / "checkpoint"
+    question = on_data()
+
+    class Enough(Exception):
+        pass
+
+    def stop(moment):
+        raise Enough
+
+    with pytest.raises(Enough):
+        train(question, insecure_seed=1, checkpoint=path, watch=stop)
+    with pytest.raises(ValueError, match="checkpoint"):
+        train(on_data(CONSTANT), checkpoint=path, resume=True)
+    resumed = train(question, checkpoint=path, resume=True)
+    straight = train(question, insecure_seed=1)
+    assert np.isfinite(resumed.params).all() and resumed.params.shape == straight.params.shape
+
+
+# --- Who says that it cannot ------------------------------------------------------------------------------------------
+
+
+def test_closed_forms_and_other_forecasts_say_that_they_cannot():
+    for runner, question in ((ClosedForm(), asked()), (Moments(), on_data())):
+        assert runner.why_unsupported(question) == (
+            f"{runner.name} knows constant learning rates alone, got a schedule; "
+            'use runner "training", or leave it out.'
+        )
+    with pytest.raises(ValueError, match="constant learning rates alone"):
+        advise([on_data()], target_epsilons=[1.0])
+
+
+def test_a_sweep_of_two_schedules_is_refused(tmp_path):
+    """A table says the highest learning rate: cells of two schedules would look alike."""
+    both = asked(), asked(schedule=CONSTANT)
+    question = Question(scenarios=both, runners=(Training(),), record_at=(0,), num_seeds=1)
+    with pytest.raises(ValueError, match="one schedule of learning rates"):
+        run_sweep([question], tmp_path / "store", workers=0)
+
+
+# --- From files and the command line ----------------------------------------------------------------------------------
+
+
+def test_a_model_says_its_schedule(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = [f"{x:.3f},{'yes' if x > 0 else 'no'}" for x in rng.normal(size=60)]
+    (tmp_path / "rows.csv").write_text("\n".join(["x,label", *lines]), encoding="utf-8")
+    arguments = ["train", "rows.csv", "--batch-size", "8", "--num-steps", "50", "--noise-multiplier", "1"]
+    arguments += ["--learning-rate", "0.1", "--schedule", "cosine", "--warmup-steps", "5"]
+    assert main([*arguments, "--output", "model"]) == 0
+    assert "times 0.0003 to 1 in 50 phases" in " ".join(capsys.readouterr().out.split())
+    schedule = json.loads((tmp_path / "model" / "model.json").read_text())["scenario"]["schedule"]
+    assert Schedule(**schedule) == Schedule.shaped("cosine", 50, warmup_steps=5)
+    assert main(["report", "model", "--output", "page.html"]) == 0
+    assert "factors one after another" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    arguments[arguments.index("5")] = "50"
+    assert main([*arguments, "--output", "other"]) == 2
+    assert "Expected 0 <= warmup_steps < num_steps = 50, got 50." in " ".join(capsys.readouterr().err.split())
