@@ -101,7 +101,7 @@ def noise_of_many_first_steps() -> np.ndarray:
     """Of many repeats: what is left after the noiseless step, in units of eta C z / B."""
     clips = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
     noisy, quiet = (
-        run_of(*[scenario(noise_multiplier=z, l2_clip_norm=c) for c in clips], repeats=range(2000)) for z in (1.5, 0.0)
+        run_of(*[scenario(noise_multiplier=z, l2_clip_norm=c) for c in clips], repeats=range(800)) for z in (1.5, 0.0)
     )
     noisy.advance(1), quiet.advance(1)
     promised = 0.5 * np.array([scenario(noise_multiplier=1.5, l2_clip_norm=c).mechanism.mean_noise_std for c in clips])

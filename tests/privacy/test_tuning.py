@@ -1,6 +1,7 @@
 """The price of tuning against direct integration, an independent implementation of the theorems, and known values."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -301,7 +302,7 @@ def test_no_real_selection_is_worse_than_its_price(kind, mean, z, adjacency):
 
 def test_it_costs_as_much_as_the_worst_cell_that_could_be_drawn():
     trials = TrialDistribution(GEOMETRIC, 10)
-    price = lambda *cells: repeat_select_epsilon(cells, trials=trials, target_delta=1e-5).epsilon  # noqa: E731
+    price = cache(lambda *cells: repeat_select_epsilon(cells, trials=trials, target_delta=1e-5).epsilon)
     mild, harsh, other = (gaussian(4.0), 1_000), (gaussian(1.0), 1_000), (gaussian(2.0, Poisson(0.01, 8)), 100)
     assert price(mild) < price(harsh) == price(mild, harsh) == price(harsh, mild, mild)
     assert price(mild, (gaussian(1.0, l2_clip_norm=3.0), 1_000)) == price(harsh)
@@ -311,9 +312,11 @@ def test_it_costs_as_much_as_the_worst_cell_that_could_be_drawn():
 
 
 def test_it_costs_more_with_more_trials_and_less_noise():
-    price = lambda kind, mean, z=1.0: (  # noqa: E731
-        repeat_select_epsilon([(gaussian(z), 1_000)], trials=TrialDistribution(kind, mean), target_delta=1e-5).epsilon
-    )
+    @cache
+    def price(kind, mean, z=1.0):
+        trials = TrialDistribution(kind, mean)
+        return repeat_select_epsilon([(gaussian(z), 1_000)], trials=trials, target_delta=1e-5).epsilon
+
     for kind in TrialKind:
         assert spent(gaussian(1.0), 1_000) < price(kind, 2) < price(kind, 20) < price(kind, 200)
         assert price(kind, 20) > price(kind, 20, 2.0)

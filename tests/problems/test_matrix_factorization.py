@@ -262,7 +262,7 @@ def test_the_local_quadratic_is_the_hessian():
     def mean_loss(at):
         return problem.evaluate(at, 1.0)["loss"]
 
-    hessian = np.asarray(jax.hessian(mean_loss)(params), np.float64)
+    hessian = np.asarray(jax.jit(jax.hessian(mean_loss))(params), np.float64)
     gradient = np.asarray(jax.grad(mean_loss)(params), np.float64)
     for power in (0, 1, 2):
         expected = gradient @ np.linalg.matrix_power(hessian, power) @ gradient

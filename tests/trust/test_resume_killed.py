@@ -124,7 +124,7 @@ class Killed:
 @pytest.mark.parametrize(
     "engine, optimizer, kills",
     [
-        *(pytest.param(*kind, 3, id="-".join(kind)) for kind in EVERY_KIND if kind in QUICK),
+        *(pytest.param(*kind, 2, id="-".join(kind)) for kind in EVERY_KIND if kind in QUICK),
         *(pytest.param(*kind, 50, id="-".join((*kind, "50")), marks=pytest.mark.slow) for kind in EVERY_KIND),
     ],
 )

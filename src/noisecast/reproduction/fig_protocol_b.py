@@ -98,9 +98,9 @@ def _movielens_quick() -> Plan:
 PLANS: dict[Scale, tuple[Plan, ...]] = {
     "quick": (
         Plan(
-            IMDB_QUICK,
+            replace(IMDB_QUICK, epochs=50),
             (271.23, 13.56, 6.78, 4.52, 2.71, 1.94),
-            3,
+            4,
             {DPSGD: ((0.5, 1, 2, 3.5, 5, 6), (0.1, 0.5)), DPSignSGD: _IMDB_ADAPTIVE, DPAdam: _IMDB_ADAPTIVE},
             _more(IMDB, _LOWER),
             (271.23, 13.56, 6.78, 4.52, 2.71, 1.94),

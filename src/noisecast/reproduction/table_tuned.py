@@ -55,7 +55,7 @@ class Plan:
 
 PLANS: dict[Scale, tuple[Plan, ...]] = {
     "quick": (
-        Plan(IMDB_QUICK, PROTOCOL_A, 3),
+        Plan(IMDB_QUICK, ((0.01, 0.1, 1, 5), (0.1, 0.25, 0.5, 1, 3)), 3),
         Plan(replace(FORUM_QUICK, epochs=20), (PROTOCOL_A.learning_rates, (0.1, 0.25, 0.5, 1, 3)), 3, False),
         Plan(replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5), ((0.001, 0.01, 0.1, 1), (0.25, 1, 2, 3, 5)), 3, False),
     ),
