@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from noisecast.optimizers import CONSTANT, SHAPES
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners.sde import GeneralPaths
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 STAIRS = Schedule((0, 100, 250), (1.0, 0.25, 2.0))
 OPTIMIZERS = [DPSGD(learning_rate=0.02), DPSignSGD(learning_rate=0.01), DPAdam(learning_rate=0.004)]
 
@@ -205,12 +207,18 @@ def test_closed_forms_and_other_forecasts_say_that_they_cannot():
         advise([on_data()], target_epsilons=[1.0])
 
 
-def test_a_sweep_of_two_schedules_is_refused(tmp_path):
-    """A table says the highest learning rate: cells of two schedules would look alike."""
-    both = asked(), asked(schedule=CONSTANT)
-    question = Question(scenarios=both, runners=(Training(),), record_at=(0,), num_seeds=1)
-    with pytest.raises(ValueError, match="one schedule of learning rates"):
+def test_what_would_forget_it_refuses_it(tmp_path, monkeypatch, capsys):
+    """A store's tables say the highest learning rate alone; a search for the best one is among constant ones."""
+    question = Question(scenarios=(asked(),), runners=(Training(),), record_at=(0,), num_seeds=1)
+    with pytest.raises(ValueError, match="constant learning rates in a sweep"):
         run_sweep([question], tmp_path / "store", workers=0)
+    monkeypatch.chdir(tmp_path)
+    text = (EXAMPLES / "quadratic.toml").read_text(encoding="utf-8")
+    (tmp_path / "question.toml").write_text('schedule = "linear"\n' + text, encoding="utf-8")
+    for option in ("--best", "--crossing"):
+        assert main(["forecast", "question.toml", option]) == 2
+        assert "Expected constant learning rates to search among" in " ".join(capsys.readouterr().err.split())
+    assert main(["forecast", "question.toml"]) == 0
 
 
 # --- From files and the command line ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, forecast_crossing
 from noisecast.forecasting.outcome import Outcome
-from noisecast.optimizers import Optimizer, with_learning_rate
+from noisecast.optimizers import CONSTANT, Optimizer, with_learning_rate
 from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.question import Question
 from noisecast.runners import Moments, refusals
@@ -87,6 +87,11 @@ def forecast(
     moments = moments_with(subsample, time_steps)
     question = read_scenario_file(scenario)
     able, refused = able_and_refused(question, moments)
+    if (best or crossing) and any(each.schedule != CONSTANT for each in able):
+        raise ValueError(
+            "Expected constant learning rates to search among, got a schedule; leave it out of the file for --best and "
+            "--crossing."
+        )
     warn(dict.fromkeys(s for each in able for s in warnings_for(each.mechanism, target_delta=each.target_delta)))
     if crossing:
         _cross(able, refused, moments, json)

@@ -41,7 +41,7 @@ FAST: Any = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy", "n
 FAST_INSIDE: Any = {option: FAST[option] for option in ("fastmath", "error_model", "nogil")}
 # Sums in whatever order, so that they run along vectors.
 ANY_ORDER: Any = FAST | {"fastmath": {*FAST["fastmath"], "reassoc"}}
-FEW_LANES = 16
+VECTOR = 16  # lanes of 32 bits that fill one
 # Rows whose noise is drawn at once: it stays in the first-level cache, and the loop along it is long enough.
 TILE, TILE_OF_FEW_LANES = 64, 1024
 BLOCKS = 16  # of counters that lie side by side: four words each make the noise of 64 rows, what a tile is made of
@@ -322,7 +322,7 @@ def _normal_tile(first, count, lanes, step, purpose, scratch):
         return
     out, column = scratch.normals, scratch.normal_column
     lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
-    whole = len(lane_of) - len(lane_of) % LINE  # along lanes as far as these fill vectors, along rows the others
+    whole = len(lane_of) - len(lane_of) % VECTOR  # along lanes as far as these fill vectors, along rows the others
     for row in range(0, count, 4 * BLOCKS):
         block = (first + row) // 4
         for i in range(min(BLOCKS, count - row)):
@@ -350,7 +350,7 @@ def _word_tile(first, count, lanes, step, purpose, scratch):
         return
     out, column = scratch.words, scratch.word_column
     lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
-    whole = len(lane_of) - len(lane_of) % LINE  # along lanes as far as these fill vectors, along rows the others
+    whole = len(lane_of) - len(lane_of) % VECTOR  # along lanes as far as these fill vectors, along rows the others
     for row in range(0, count, 4 * BLOCKS):
         block = (first + row) // 4
         for i in range(min(BLOCKS, count - row)):
@@ -680,9 +680,12 @@ def _adam_move(g, m, v, keep_1, keep_2, unbias_1, unbias_2, eps):
 
 @numba.njit(**FAST)
 def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1, b2, eps, step, scratch):
-    """Every row, in tiles: noise, both moments and the step while they are in the cache.
+    """Every row, in tiles: noise, both moments and the step while they are in the cache; g = (xi + G/(z C)) z C/B.
 
     Along the whole tile, not row by row: a loop of a few lanes costs more to begin than to run.
+
+    Args:
+      mean_noise_std, learning_rate: z C/B and eta of every number in a tile; (tile * lanes,).
     """
     wide_vectors()
     unbias_1 = f32(-1.0 / math.expm1((step + 1) * math.log(b1))) if b1 > 0 else f32(1.0)

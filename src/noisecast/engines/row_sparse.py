@@ -364,7 +364,7 @@ def _cipher_states(
 
 
 def _scratch(rows: int, lanes: int, width: int, cipher: np.ndarray | None = None) -> _kernels.Scratch:
-    tile = _kernels.TILE if lanes >= _kernels.FEW_LANES else _kernels.TILE_OF_FEW_LANES
+    tile = _kernels.TILE if lanes >= _kernels.VECTOR else _kernels.TILE_OF_FEW_LANES
     states = np.zeros((16, 0), np.uint32) if cipher is None else np.tile(cipher, tile // WORDS)
     return _kernels.Scratch(
         stamp=np.zeros(rows, np.int32),

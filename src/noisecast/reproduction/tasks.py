@@ -250,7 +250,7 @@ IMDB_QUICK = replace(
     IMDB,
     num_seeds=5,
     floors=(0.5, 1, 2, 4, 8, 12),
-    threshold=(1, 1.5, 2, 2.5, 3, 3.5, 4, 5),
+    threshold=(1, 2, 2.5, 3, 3.5, 4),
     budgets=(13.56, 4.52, 2.71, 1.94, 1.36),
     threshold_batch_sizes=(48, 64, 80),
 )
