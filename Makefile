@@ -7,10 +7,11 @@ READY := $(VENV)/.ready
 
 venv: $(READY)
 
-# constraints.txt pins every version that CI has seen; pyproject.toml says what is needed and why.
+# constraints.txt pins every version that CI has seen; pyproject.toml says what is needed and why. Bytecode is made when a
+# module is first imported, as most never are.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
 demo: $(READY)

@@ -1,5 +1,6 @@
 """A scenario is a question: this problem, this mechanism, this optimizer, for so many steps."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -34,6 +35,10 @@ class Scenario:
             raise ValueError(f"Expected num_steps to be a whole number >= 1, got {self.num_steps}.")
         if not 0 < self.target_delta < 1:
             raise ValueError(f"Expected 0 < target_delta < 1, got {self.target_delta}.")
+        if not isinstance(self.schedule, Schedule):
+            raise ValueError(
+                f"Expected schedule to be a Schedule, got {self.schedule!r}; Schedule.shaped makes one of a shape."
+            )
         if self.schedule.starts[-1] >= self.num_steps:
             raise ValueError(
                 f"Expected every phase of the schedule to begin before num_steps = {self.num_steps}, got one that "
@@ -74,6 +79,13 @@ class Scenario:
             "nominal_epsilon": spent.nominal_epsilon,
             "target_delta": self.target_delta,
         }
+
+
+def check_constant_rates(scenarios: Iterable[Scenario], what: str) -> None:
+    """Raises: ValueError where a learning rate changes along a run, for what knows constant ones alone."""
+    for scenario in scenarios:
+        if scenario.schedule != CONSTANT:
+            raise ValueError(f"Expected constant learning rates {what}, got a schedule; leave it out.")
 
 
 @lru_cache(maxsize=4096)

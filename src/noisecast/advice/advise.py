@@ -26,7 +26,7 @@ from noisecast.problems.problem import Problem
 from noisecast.runners.moments import LARGEST_SUBSAMPLE_ERROR, Moments, table_of
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.runners.runner import Progress
-from noisecast.scenario import Scenario
+from noisecast.scenario import Scenario, check_constant_rates
 from noisecast.table import OK
 
 # For many examples: a quarter of a full forecast's time, and on IMDB's 32 cells at most 0.8 % off it.
@@ -156,6 +156,7 @@ def _checked(
     if not any(type(scenario.optimizer) in optimizers for scenario in tuned):
         asked = ", ".join(each.name for each in optimizers) or "none"
         raise ValueError(f"Expected a tuned scenario of an optimizer that is asked about ({asked}), got {names}.")
+    check_constant_rates(tuned, "to advise about")
     for scenario in tuned:
         if (reason := moments.why_unsupported(scenario)) is not None:
             raise ValueError(reason)

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rich.table import Table
 from scipy.stats import binom, norm
 
+from noisecast.cli.answer import changing_rates
 from noisecast.cli.forecast import Subsample, TimeSteps, able_and_refused, moments_with
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn, whole_number
 from noisecast.cli.places import check_places
@@ -64,6 +65,7 @@ def accuracy(
         raise ValueError(f"Expected two or more seeds, for a standard error, got {count}; give --seeds.")
     if standard_error is not None:
         _check_standard_error(standard_error, most_seeds, count, insecure)
+    warn(changing_rates(able))
     warn(dict.fromkeys(s for each in able for s in warnings_for(each.mechanism, target_delta=each.target_delta)))
     with share_progress(f"Training {len(able)} cells {count} times, and forecasting") as progress:
         asked = {"record_at": question.record_at, "num_seeds": count, "insecure_seeds": insecure}

@@ -18,7 +18,7 @@ from noisecast.cli.advise_numbers import advice_as_json, print_advice
 from noisecast.cli.output import TABLE_STYLE, number, print_json, to_reader
 from noisecast.ledger import Account
 from noisecast.privacy.accounting import epsilon_text
-from noisecast.scenario import Scenario
+from noisecast.scenario import Scenario, check_constant_rates
 from noisecast.scenario_file.rules import located
 
 DROWNED = 0.25  # standard error of a share; two of them are half of all records
@@ -80,6 +80,7 @@ def advise_probe(
       anything is spent.
     """
     _check_left(target_epsilons, probe_epsilon)
+    check_constant_rates(scenarios, "to advise about")
     first = scenarios[0]
     tuned = list({each.optimizer.name: each for each in reversed(scenarios)}.values())[::-1]
     numbers = _numbers(tuned)  # whatever is wrong with them, it is found before the budget is spent

@@ -1,5 +1,6 @@
 """`noisecast answer`: what the runners say to a scenario file."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +13,12 @@ from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.figures import scenario_picture
 from noisecast.files import written_whole
+from noisecast.optimizers import CONSTANT
 from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.question import Question
 from noisecast.runners import answer as ask
 from noisecast.runners import refusals
+from noisecast.scenario import Scenario
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import EXTRAPOLATED, write_table
 
@@ -42,6 +45,7 @@ def answer(
     """Ask the runners (training, SDE, closed form) what a scenario file asks."""
     check_places(output, figure)
     question = read_scenario_file(scenario)
+    warn(changing_rates(question.scenarios))
     warn(_warnings(question))
     with share_progress("Asking " + ", ".join(runner.name for runner in question.runners)) as progress:
         table = ask(
@@ -65,6 +69,12 @@ def answer(
     for path in (output, figure):
         if path is not None:
             console.print(f"Written: {path}", soft_wrap=True)
+
+
+def changing_rates(scenarios: Iterable[Scenario]) -> list[str]:
+    """What tables do not say: the learning rate that they show is multiplied along the run."""
+    schedules = dict.fromkeys(each.schedule for each in scenarios if each.schedule != CONSTANT)
+    return [f"The learning rates that are shown change along the run: {schedule}." for schedule in schedules]
 
 
 def write(table: pd.DataFrame, output: Path | None, figure: Path | None) -> None:

@@ -64,6 +64,7 @@ def _audits(
     from noisecast.audit.standard import audits_of, standard_audits
     from noisecast.optimizers import OPTIMIZERS
     from noisecast.privacy.noise import RandomRoot
+    from noisecast.scenario import check_constant_rates
     from noisecast.scenario_file import read_scenario_file
 
     if not 0 < confidence < 1:
@@ -81,7 +82,9 @@ def _audits(
             optimizers=kinds, engines=engines,
         )  # fmt: skip
         return
-    for scenario in read_scenario_file(file).scenarios:
+    scenarios = read_scenario_file(file).scenarios
+    check_constant_rates(scenarios, "to audit, at a rate of the audit's own")
+    for scenario in scenarios:
         if type(scenario.optimizer) in kinds:
             yield from audits_of(scenario, root=root, runs=runs, confidence=confidence, engines=engines)
 

@@ -13,19 +13,19 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from noisecast.cli.answer import write
+from noisecast.cli.answer import changing_rates, write
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn, whole_number
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, forecast_crossing
 from noisecast.forecasting.outcome import Outcome
-from noisecast.optimizers import CONSTANT, Optimizer, with_learning_rate
+from noisecast.optimizers import Optimizer, with_learning_rate
 from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.question import Question
 from noisecast.runners import Moments, refusals
 from noisecast.runners.moments import table_of
 from noisecast.runners.moments.forecast import Forecast
-from noisecast.scenario import Scenario
+from noisecast.scenario import Scenario, check_constant_rates
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import OK
 
@@ -87,11 +87,9 @@ def forecast(
     moments = moments_with(subsample, time_steps)
     question = read_scenario_file(scenario)
     able, refused = able_and_refused(question, moments)
-    if (best or crossing) and any(each.schedule != CONSTANT for each in able):
-        raise ValueError(
-            "Expected constant learning rates to search among, got a schedule; leave it out of the file for --best and "
-            "--crossing."
-        )
+    if best or crossing:
+        check_constant_rates(able, "to search among")
+    warn(changing_rates(able))
     warn(dict.fromkeys(s for each in able for s in warnings_for(each.mechanism, target_delta=each.target_delta)))
     if crossing:
         _cross(able, refused, moments, json)

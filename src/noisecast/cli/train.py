@@ -1,7 +1,7 @@
 """`noisecast train`: a model, trained privately on a file of the user's own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -131,7 +131,9 @@ def train(
     learning_rate: Annotated[
         float | None, Parameter(help="Default: a starting value from public numbers, not tuned.")
     ] = None,
-    schedule: Annotated[ScheduleName, Parameter(help="How the learning rate falls, from its value to 0.")] = "constant",
+    schedule: Annotated[
+        ScheduleName, Parameter(help="Of the learning rate: linear and cosine fall to 0.")
+    ] = "constant",
     warmup_steps: Annotated[
         int, Parameter(converter=whole_number, help="Steps in which the learning rate rises from 0.")
     ] = 0,
@@ -406,6 +408,7 @@ def _as_json(plan: Plan, model: TrainedModel, output: Path) -> dict:
         "seconds": round(model.seconds, 3),
         "learning_rate": plan.scenario.optimizer.learning_rate,
         "learning_rate_origin": plan.learning_rate_origin,
+        "schedule": None if plan.scenario.schedule == CONSTANT else asdict(plan.scenario.schedule),
         "non_private_metrics": model.non_private_metrics,
         "privacy": model.statement.to_json(),
         "warnings": list(plan.warnings),

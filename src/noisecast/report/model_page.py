@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from noisecast.optimizers import Schedule
 from noisecast.privacy.accounting import epsilon_curve, epsilon_spent, epsilon_text
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import FixedSize, Poisson, Sampler, Shuffled, Stream
@@ -207,7 +208,7 @@ def _what(described: dict[str, Any], privacy: dict[str, Any]) -> Html:
     rows.append(("Optimizer", optimizer_name(str(privacy["optimizer"]))))
     if scenario.get("learning_rate") is not None:
         changes = scenario.get("schedule")
-        phases = f", times {len(changes['factors'])} factors one after another" if changes else ""
+        phases = f", {Schedule(**changes)}" if changes else ""
         rows.append(("Learning rate", number(float(scenario["learning_rate"])) + phases))
     rows += [
         ("Noise multiplier", number(float(privacy["noise_multiplier"]))),

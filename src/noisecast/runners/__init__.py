@@ -43,6 +43,8 @@ def answer(
     repeats, root = repeats_of(num_seeds, insecure_seeds)
     if not scenarios:
         raise ValueError("Expected at least one scenario, got none.")
+    if len({scenario.schedule for scenario in scenarios}) > 1:  # a table's rows do not tell them apart
+        raise ValueError("Expected scenarios of one schedule of learning rates, got several; ask about one at a time.")
     record_at = sorted({*record_at, *(scenario.num_steps for scenario in scenarios)})
     if record_at[0] < 0 or record_at[-1] > max(scenario.num_steps for scenario in scenarios):
         raise ValueError(f"Expected 0 <= record_at <= num_steps, got {record_at[0]} to {record_at[-1]}.")

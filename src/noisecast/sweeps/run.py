@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from noisecast import engines
-from noisecast.optimizers import CONSTANT
 from noisecast.privacy.noise import Purpose, RandomRoot, key_for
 from noisecast.privacy.tuning import TrialDistribution
 from noisecast.question import Question
 from noisecast.runners import Training
+from noisecast.scenario import check_constant_rates
 from noisecast.sweeps.ledger import Ledger, draw_trials, ledger_of
 from noisecast.sweeps.pace import Pace
 from noisecast.sweeps.store import Finished, Store
@@ -173,11 +173,8 @@ def _check_questions(questions: Sequence[Question]) -> None:
         raise ValueError("Expected insecure seeds in all questions or in none, got both; sweep them apart.")
     prints: dict[str, set[str]] = {}
     for scenario in (scenario for question in questions for scenario in question.scenarios):
-        if scenario.schedule != CONSTANT:  # what is chosen from a store would be written down without it
-            raise ValueError(
-                "Expected constant learning rates in a sweep, whose tables do not say how they change, got a schedule; "
-                "leave it out, or ask for single scenarios by `answer`."
-            )
+        # Its tables do not say how rates change, and what is chosen from them would be written down without it.
+        check_constant_rates([scenario], "in a sweep")
         prints.setdefault(scenario.problem.name, set()).add(scenario.problem.fingerprint)
     for name, found in prints.items():
         if len(found) > 1 and not name.startswith(_SYNTHETIC):
