@@ -1,6 +1,5 @@
-"""Two hints that Numba has no name for: ask the memory for a line early, and use all of the processor's width.
-
-Neither changes a value.
+"""How kernels are compiled, and two hints that Numba has no name for: ask the memory for a line early, and use all of
+the processor's width. The hints change no value.
 """
 
 from typing import Any
@@ -8,6 +7,14 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+
+# What float rounding is allowed: contraction and signs of zero, never "no infinities": clipping tests for them.
+FAST: Any = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True, "cache": True}
+# Of a piece that compiled code alone calls: what Python would call it by takes longer to compile than itself.
+INSIDE: Any = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# Of a small piece that loops should vectorise over. LLVM puts it in its place; Numba's own `inline="always"` copies
+# statements before types are known, and takes long for those that hold many others.
+INLINE: Any = {option: INSIDE[option] for option in INSIDE if option != "cache"} | {"forceinline": True}
 
 _READ, _INTO_SECOND_LEVEL, _DATA = 0, 2, 1  # as llvm.prefetch counts them
 _WIDE = '"prefer-vector-width"="512"'

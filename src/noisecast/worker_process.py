@@ -35,7 +35,7 @@ class WorkerProcess:
 
     def __init__(self, module: str, first: bytes | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {module} import main; main()"],
+            [sys.executable, "-c", f"from {module} import main; main()", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | ONE_CORE,
@@ -69,10 +69,12 @@ def pickled(content: Any) -> bytes:
 def serve(prepare: Callable[[Any], Callable[[Any], Any]], *, imports: Sequence[str] = ()) -> None:
     """The program itself: prepares with the first object it receives, then answers every other; never returns.
 
+    Its argument is who started it, as that one says: who asks later may have another parent already.
+
     Args:
       imports: modules that answers need and that take long, imported before the first object is there.
     """
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     # Whatever a library prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

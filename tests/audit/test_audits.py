@@ -22,7 +22,9 @@ def gaussian(sampler, adjacency=Adjacency.ADD_OR_REMOVE_ONE, z=1.0, clip=1.0) ->
     return SampledGaussian(noise_multiplier=z, l2_clip_norm=clip, sampler=sampler, adjacency=adjacency)
 
 
-@pytest.mark.parametrize("clip", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize(
+    "clip", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0, pytest.param(50.0, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("engine", ["row_sparse", "dense", "simulate"])
 def test_the_canary_is_one_direction_of_the_clips_length_at_every_step(engine, clip):
     """Next to no noise: 3 steps move the parameters by 3 C along u with it, by 0 or -3 C without, and nowhere else."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numba
 import numpy as np
 import pytest
 import scipy.sparse
@@ -264,14 +265,11 @@ QUICK = [
     Case("row_sparse", "sgd", "shuffled", "softmax"),
     Case("row_sparse", "adam", "fixed-size", "softmax"),
     Case("row_sparse", "sgd", "poisson", "multi-label"),
-    Case("row_sparse", "sign", "fixed-size", "multi-label"),
-    Case("row_sparse", "adam", "shuffled", "multi-label"),
     Case("row_sparse", "sgd", "fixed-size", "factorization"),
     Case("row_sparse", "sign", "poisson", "factorization"),
     Case("row_sparse", "adam", "shuffled", "factorization"),
     Case("dense", "sgd", "poisson", "logistic"),
     *(Case("row_sparse", optimizer, "poisson", "logistic", "stairs") for optimizer in ("sgd", "sign")),
-    Case("dense", "sgd", "poisson", "logistic", "stairs"),
 ]
 
 
@@ -682,14 +680,19 @@ def residuals_of_one(likelihood: int, outputs: int, length: float, clip: float, 
         norms=np.full(n, length, np.float32), likelihood=likelihood,
     )  # fmt: skip
     lanes = row_sparse._lanes([scenario(Case("row_sparse", "sgd", "poisson", "logistic"), clip=clip)], outputs, ROOT, 0)
-    batch = np.arange(n)
-    if likelihood == _kernels.LOGISTIC:
+    clip_residuals(examples, np.arange(n), lanes, outputs, out)
+    return out
+
+
+@numba.njit
+def clip_residuals(examples, batch, lanes, outputs, out):
+    """Pieces of a kernel have no form that Python could call."""
+    if examples.likelihood == _kernels.LOGISTIC:
         _kernels._clip_logistic(examples, batch, lanes, out)
-    elif likelihood == _kernels.SOFTMAX:
+    elif examples.likelihood == _kernels.SOFTMAX:
         _kernels._clip_softmax(examples, batch, lanes, outputs, out)
     else:
         _kernels._clip_multi_label(examples, batch, lanes, outputs, out)
-    return out
 
 
 @pytest.mark.parametrize("likelihood, outputs", [(0, 1), (1, 2), (1, 3), (1, 500), (2, 1), (2, 500)])

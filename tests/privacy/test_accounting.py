@@ -98,8 +98,11 @@ def worst_pairs(sampler, adjacency):
     return [(with_record, without), (without, with_record)]
 
 
+SLOW_NOISE = [pytest.param(*each, marks=pytest.mark.slow) for each in ((1.0, 1e-3), (3.0, 1e-4))]
+
+
 @pytest.mark.parametrize("num_steps", [1, 2])
-@pytest.mark.parametrize("z, delta", [(0.5, 1e-3), (1.0, 1e-3), (1.0, 1e-6), (3.0, 1e-4)])
+@pytest.mark.parametrize("z, delta", [(0.5, 1e-3), (1.0, 1e-6), *SLOW_NOISE])
 @pytest.mark.parametrize(
     "sampler, adjacency",
     [

@@ -1,11 +1,13 @@
 """Batches follow the law they are accounted as, and do not depend on the ranges they are asked in."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from noisecast.privacy.mechanism import Adjacency
-from noisecast.privacy.sampling import Batches, FixedSize, Poisson, Shuffled, Stream, _uniform_subsets
+from noisecast.privacy.sampling import Batches, FixedSize, Poisson, Shuffled, Stream, _generator, _uniform_subsets
 
 KEY = b"k" * 32
 SAMPLERS = [
@@ -197,3 +199,9 @@ def test_the_normaliser_and_width_do_not_depend_on_the_data():
     assert sampler.expected_batch_size == 32
     a, b = (sampler.batches(KEY, 0, 100, n).mask.shape[1] for n in (64, 65))
     assert a == b == sampler.width
+
+
+def test_a_block_is_drawn_from_philox_under_its_own_hash():
+    digest = hashlib.sha256(b"key|block" + bytes(7) + b"\x05").digest()
+    plain = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
+    np.testing.assert_array_equal(_generator(b"key", "block", 5).random(9), plain.random(9))

@@ -151,7 +151,7 @@ def test_coins_of_untouched_rows_are_fair_and_all_there(size):
 @pytest.mark.parametrize(
     "optimizer", [DPSGD(learning_rate=1.0), DPSignSGD(learning_rate=0.1), DPAdam(learning_rate=0.1)]
 )
-@pytest.mark.parametrize("engine", [RowSparseRun, DenseRun])
+@pytest.mark.parametrize("engine", [RowSparseRun, pytest.param(DenseRun, marks=pytest.mark.slow)])
 def test_a_secure_run_resumes_bit_for_bit_and_does_not_see_its_neighbours(engine, optimizer):
     scenario = question(optimizer, num_features=200)
     other = dataclasses.replace(scenario, target_delta=1e-6)

@@ -175,7 +175,7 @@ PROBLEM = linear_model(*sparse_logistic())
 LOGISTIC_OPTIMIZERS = [DPSGD(learning_rate=1.0), DPSignSGD(learning_rate=0.03), DPAdam(learning_rate=0.03)]
 
 
-@pytest.mark.parametrize("noise_multiplier, l2_clip_norm", [(1.0, 1.0), (4.0, 0.4)])
+@pytest.mark.parametrize("noise_multiplier, l2_clip_norm", [pytest.param(1.0, 1.0, marks=pytest.mark.slow), (4.0, 0.4)])
 @pytest.mark.parametrize("optimizer", LOGISTIC_OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 def test_logistic_models_are_as_trained(optimizer, noise_multiplier, l2_clip_norm):
     """Losses and |params| within 0.8 % beyond chance; noise 10 % off, or a learning rate 20 % off, is seen."""

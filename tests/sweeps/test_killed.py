@@ -59,13 +59,24 @@ def test_a_store_that_was_killed_again_and_again_equals_an_undisturbed_one(tmp_p
     pd.testing.assert_frame_equal(Store(store).read(), undisturbed)
 
 
+def test_a_worker_whose_driver_died_before_it_began_ends():
+    """Nothing but its own look tells it: whoever is its parent by then holds its input open."""
+    driver = subprocess.Popen([sys.executable, "-c", ""])
+    driver.wait()
+    command = [sys.executable, "-c", "from noisecast.sweeps.worker import main; main()", str(driver.pid)]
+    worker = subprocess.Popen(
+        command, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert worker.wait(timeout=60) != 0
+
+
 def shards(store: Path) -> list[Path]:
     return list((store / "shards").glob("[!.]*"))
 
 
 def assert_end(processes: list[int]) -> None:
-    """Workers do not outlive their driver."""
-    deadline = time.monotonic() + 10
+    """Workers do not outlive their driver, though one may have to begin before it sees that it has none."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if not any(runs(number) for number in processes):
             return

@@ -176,7 +176,7 @@ def test_momentum_counts_the_first_gradients_several_times():
 
 
 @pytest.mark.parametrize("num_params", [3, 400])
-@pytest.mark.parametrize("nu", [1.0, 5.0, math.inf])
+@pytest.mark.parametrize("nu", [1.0, pytest.param(5.0, marks=pytest.mark.slow), math.inf])
 def test_injected_noise_is_clippings(num_params, nu):
     law = {"num_params": num_params, "example_noise_std": 0.2, "degrees_of_freedom": nu, "l2_clip_norm": 1.0}
     found = InjectedNoise.tabulated(**law, largest_norm=100.0)

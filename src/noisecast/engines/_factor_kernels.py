@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from noisecast.compiled import prefetch
-from noisecast.engines._kernels import ANY_ORDER, FAST, bring
+from noisecast.compiled import FAST, INSIDE, prefetch
+from noisecast.engines._kernels import ANY_ORDER, bring
 
 f32 = np.float32
 
@@ -28,7 +28,7 @@ class Ratings(NamedTuple):
     norm_vanished: np.float32
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _touch_pairs(ratings, batch, step, scratch):
     """Number the distinct rows of a batch. Returns how many."""
     count = 0
@@ -50,7 +50,7 @@ def _products(user, item):
     return product, squares
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _residual_and_length(user, item, label, ratings):
     """2 w e, and sqrt(|x_u|^2 + |x_i|^2), rounded up: their product is the gradient's norm."""
     product, squares = _products(user, item)
@@ -58,14 +58,14 @@ def _residual_and_length(user, item, label, ratings):
     return ratings.slope * (product - label), length
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _clip(residual, length, clip):
     """The residual times min(1, C / (|residual| length)), as a bound on it; 0 for a gradient that is not finite."""
     most = clip / length
     return max(-most, min(residual, most)) if abs(residual) + length < f32(3e38) else f32(0.0)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _clipped_sum_of_pairs(weights, ratings, batch, count, lanes, dim, scratch):
     """Each rating adds its coefficient times the other's row to its user's and to its item's sum."""
     gradient = scratch.gradient
@@ -85,7 +85,7 @@ def _clipped_sum_of_pairs(weights, ratings, batch, count, lanes, dim, scratch):
                 of_item[j] += coefficient * user[j]
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _descend_pairs(weights, ratings, batch, count, lanes, dim, scratch):
     """By way of the sum: moved at once, a row would be read again by the batch's next rating."""
     _clipped_sum_of_pairs(weights, ratings, batch, count, lanes, dim, scratch)
@@ -95,7 +95,7 @@ def _descend_pairs(weights, ratings, batch, count, lanes, dim, scratch):
             weights[row, lane] -= lanes.step_size[lane] * scratch.gradient[number, lane]
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _fetch_pairs(ratings, batch):
     for example in batch:
         prefetch(ratings.users, example)

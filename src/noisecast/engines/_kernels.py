@@ -21,7 +21,7 @@ import numba
 import numpy as np
 from numba.extending import overload
 
-from noisecast.compiled import prefetch, wide_vectors
+from noisecast.compiled import FAST, INLINE, INSIDE, prefetch, wide_vectors
 from noisecast.privacy import secure_noise
 from noisecast.privacy.counter_noise import (
     COIN,
@@ -36,11 +36,8 @@ from noisecast.privacy.counter_noise import (
 
 f32, u32 = np.float32, np.uint32
 
-# What float rounding is allowed: contraction and signs of zero, never "no infinities": clipping tests for them.
-FAST: Any = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True, "cache": True}
-FAST_INSIDE: Any = {option: FAST[option] for option in ("fastmath", "error_model", "nogil")}
 # Sums in whatever order, so that they run along vectors.
-ANY_ORDER: Any = FAST | {"fastmath": {*FAST["fastmath"], "reassoc"}}
+ANY_ORDER: Any = INSIDE | {"fastmath": {*FAST["fastmath"], "reassoc"}}
 VECTOR = 16  # lanes of 32 bits that fill one
 # Rows whose noise is drawn at once: it stays in the first-level cache, and the loop along it is long enough.
 TILE, TILE_OF_FEW_LANES = 64, 1024
@@ -102,7 +99,7 @@ class Scratch(NamedTuple):
 # --- Pieces of a step -------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _touch_features(examples, batch, step, scratch):
     """Number the distinct rows of a batch; the bias is row number 0. Returns how many."""
     stamp, slot, touched = scratch.stamp, scratch.slot, scratch.touched
@@ -121,7 +118,7 @@ def _touch_features(examples, batch, step, scratch):
     return np.int64(count)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _fetch_features(examples, batch):
     """Rows of a data set are far apart in memory, and nothing else would ask for them in time."""
     for example in batch:
@@ -130,7 +127,7 @@ def _fetch_features(examples, batch):
             prefetch(examples.values, entry)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _fetch_rows(weights, rows, first, count):
     """Rows number first, first + 1, ..., while their noise is being drawn."""
     flat, lanes = weights.reshape(-1), weights.shape[1]
@@ -140,7 +137,7 @@ def _fetch_rows(weights, rows, first, count):
             prefetch(flat, at)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _dot(indices, values, begin, end, column):
     """Four sums at once: one would wait for each addition, and gathers along vectors are slower than loads."""
     a, b, c, d = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
@@ -157,7 +154,7 @@ def _dot(indices, values, begin, end, column):
     return (a + b) + (c + d)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _logits(weights, examples, batch, out):
     wide_vectors()
     lanes = weights.shape[1]
@@ -175,7 +172,7 @@ def _logits(weights, examples, batch, out):
                 out[b, lane] += value * weights[row, lane]
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _clip_logistic(examples, batch, lanes, out):
     """Logits to residuals sigma(z) - y, times their clip factors."""
     wide_vectors()
@@ -198,7 +195,7 @@ def _squared_length(z):
     return total
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _clip_residuals(z, norm, clip):
     """z min(1, C / (|z| norm)): the residuals of one run, by the length of the very numbers that are added.
 
@@ -213,7 +210,7 @@ def _clip_residuals(z, norm, clip):
         z[m] *= factor
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _clip_softmax(examples, batch, lanes, outputs, out):
     """Logits to residuals softmax(z) - onehot(y), times the clip factor of their run; `outputs` lanes a run."""
     for b in range(len(batch)):
@@ -233,7 +230,7 @@ def _clip_softmax(examples, batch, lanes, outputs, out):
             _clip_residuals(z, norm, lanes.clip[first])
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _to_residuals(z, labels):
     """Logits of independent outputs to residuals sigma(z) - y, y = 1 for the labels."""
     for m in range(len(z)):
@@ -243,7 +240,7 @@ def _to_residuals(z, labels):
             z[label] -= f32(1.0)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _clip_multi_label(examples, batch, lanes, outputs, out):
     """Logits to residuals, times one clip factor for all outputs of a run."""
     for b in range(len(batch)):
@@ -254,7 +251,7 @@ def _clip_multi_label(examples, batch, lanes, outputs, out):
             _clip_residuals(z, norm, lanes.clip[first])
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _add_outer(target, at, first, examples, batch, coefficients):
     """target[at[row]] += value * coefficients[b] over the entries of a batch, and target[first] for the bias.
 
@@ -280,7 +277,7 @@ def _add_outer(target, at, first, examples, batch, coefficients):
                 target[to, lane] += value * coefficients[b, lane]
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _encipher(block, blocks, step, purpose, scratch):
     """scratch.cipher_words[w, b * lanes + lane]: word w of each lane's block number block + b, b < blocks."""
     start, width = scratch.cipher_start, scratch.words.shape[1]
@@ -290,17 +287,19 @@ def _encipher(block, blocks, step, purpose, scratch):
     secure_noise.chacha20(start, scratch.cipher_words, blocks * width)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _secure_word_tile(first, count, step, purpose, scratch):
     """`_word_tile` from the cipher: row 16 b + w has word w of block b."""
     width, blocks = scratch.words.shape[1], (count + secure_noise.WORDS - 1) // secure_noise.WORDS
     _encipher(first // secure_noise.WORDS, blocks, step, purpose, scratch)
     for row in range(blocks * secure_noise.WORDS):
         b, w = row // secure_noise.WORDS, row % secure_noise.WORDS
-        scratch.words[row] = scratch.cipher_words[w, b * width : (b + 1) * width]
+        out, found = scratch.words[row], scratch.cipher_words[w, b * width : (b + 1) * width]
+        for lane in range(width):
+            out[lane] = found[lane]
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _secure_normal_tile(first, count, step, purpose, scratch):
     _secure_word_tile(first, count, step, purpose, scratch)
     for row in range(0, count, 2):
@@ -310,7 +309,7 @@ def _secure_normal_tile(first, count, step, purpose, scratch):
             out_one[lane], out_two[lane] = normal_pair(one[lane], two[lane])
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _normal_tile(first, count, lanes, step, purpose, scratch):
     """scratch.normals[:count]: N(0, 1) of the rows number first, first + 1, ...
 
@@ -338,10 +337,11 @@ def _normal_tile(first, count, lanes, step, purpose, scratch):
                 a, b, c, d = threefry(own, u32(block + i), step, purpose, w0, w1, w2, w3)
                 column[i], column[BLOCKS + i] = normal_pair(a, b)
                 column[2 * BLOCKS + i], column[3 * BLOCKS + i] = normal_pair(c, d)
-            out[row : row + 4 * BLOCKS, lane] = column
+            for i in range(4 * BLOCKS):
+                out[row + i, lane] = column[i]
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _word_tile(first, count, lanes, step, purpose, scratch):
     """`_normal_tile`, of words of 32 bits: scratch.words[:count]."""
     wide_vectors()
@@ -366,10 +366,11 @@ def _word_tile(first, count, lanes, step, purpose, scratch):
                 a, b, c, d = threefry(own, u32(block + i), step, purpose, w0, w1, w2, w3)
                 column[i], column[BLOCKS + i] = a, b
                 column[2 * BLOCKS + i], column[3 * BLOCKS + i] = c, d
-            out[row : row + 4 * BLOCKS, lane] = column
+            for i in range(4 * BLOCKS):
+                out[row + i, lane] = column[i]
 
 
-@numba.njit(inline="always")
+@numba.njit(**INLINE)
 def _bits(word):
     """Number of ones in 32 bits."""
     word = u32(word - u32(u32(word >> u32(1)) & u32(0x55555555)))
@@ -378,7 +379,7 @@ def _bits(word):
     return u32(u32(word * u32(0x01010101)) >> u32(24))
 
 
-@numba.njit(inline="always")
+@numba.njit(**INLINE)
 def _first(word, count):
     """The lowest `count` bits of a word, all of them from 32 on, none below 1."""
     if count >= 32:
@@ -386,7 +387,7 @@ def _first(word, count):
     return u32(word & u32((1 << max(count, 0)) - 1))
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _more_secure_coins(weights, row, skipped, lanes, number, step, purpose, scratch):
     """`_more_coins` from the cipher, 512 a block."""
     left, block = skipped - 32, 1
@@ -402,7 +403,7 @@ def _more_secure_coins(weights, row, skipped, lanes, number, step, purpose, scra
         block += 1
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _more_coins(weights, row, skipped, lanes, number, step, purpose, scratch):
     """The coins beyond the first 32, 128 a block of counters."""
     if scratch.cipher_start.shape[1]:
@@ -422,7 +423,7 @@ def _more_coins(weights, row, skipped, lanes, number, step, purpose, scratch):
         block += 1
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _residuals(weights, examples, batch, lanes, outputs, scratch):
     """Clipped residuals of the batch into scratch.coefficients."""
     _logits(weights, examples, batch, scratch.coefficients)
@@ -434,7 +435,7 @@ def _residuals(weights, examples, batch, lanes, outputs, scratch):
         _clip_multi_label(examples, batch, lanes, outputs, scratch.coefficients)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _clipped_sum_of_features(weights, examples, batch, count, lanes, outputs, scratch):
     _residuals(weights, examples, batch, lanes, outputs, scratch)
     scratch.gradient[:count] = f32(0.0)
@@ -442,7 +443,7 @@ def _clipped_sum_of_features(weights, examples, batch, count, lanes, outputs, sc
     _add_outer(scratch.gradient, scratch.slot, bias, examples, batch, scratch.coefficients)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _descend_features(weights, examples, batch, count, lanes, outputs, scratch):
     """Straight into the weights: the gradient is made of residuals and values, so nothing reads what it moves."""
     _residuals(weights, examples, batch, lanes, outputs, scratch)
@@ -482,26 +483,26 @@ def bring(examples_type, touch_rows, clipped_sum_of, descend_along, fetch_batch)
     def is_mine(examples):
         return getattr(examples, "instance_class", None) is examples_type
 
-    @overload(touch, jit_options=FAST_INSIDE)
+    @overload(touch, jit_options=INLINE)
     def _(examples, batch, step, scratch):
         if is_mine(examples):
             return lambda examples, batch, step, scratch: touch_rows(examples, batch, step, scratch)
 
-    @overload(clipped_sum, jit_options=FAST_INSIDE)
+    @overload(clipped_sum, jit_options=INLINE)
     def _(weights, examples, batch, count, lanes, columns, scratch):
         if is_mine(examples):
             return lambda weights, examples, batch, count, lanes, columns, scratch: clipped_sum_of(
                 weights, examples, batch, count, lanes, columns, scratch
             )
 
-    @overload(descend, jit_options=FAST_INSIDE)
+    @overload(descend, jit_options=INLINE)
     def _(weights, examples, batch, count, lanes, columns, scratch):
         if is_mine(examples):
             return lambda weights, examples, batch, count, lanes, columns, scratch: descend_along(
                 weights, examples, batch, count, lanes, columns, scratch
             )
 
-    @overload(fetch, jit_options=FAST_INSIDE)
+    @overload(fetch, jit_options=INLINE)
     def _(examples, batch):
         if is_mine(examples):
             return lambda examples, batch: fetch_batch(examples, batch)
@@ -510,7 +511,7 @@ def bring(examples_type, touch_rows, clipped_sum_of, descend_along, fetch_batch)
 bring(Examples, _touch_features, _clipped_sum_of_features, _descend_features, _fetch_features)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _batch_of(batches, sizes, k, examples):
     """Batch number k, while the next one is on its way from memory."""
     if k + 1 < len(sizes):
@@ -521,7 +522,7 @@ def _batch_of(batches, sizes, k, examples):
 # --- DP-SGD -----------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _catch_up_sgd(weights, last, rows, count, lanes, step, purpose, scratch):
     """Noise of a row's k skipped steps at once: N(0, k (eta z C / B)^2), the sum of k independent ones."""
     wide_vectors()
@@ -565,7 +566,7 @@ def flush_sgd(weights, last, lanes, step, scratch):
 # --- DP-SignSGD -------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _catch_up_sign(weights, last, rows, count, lanes, step, purpose, scratch):
     """k skipped steps are k fair coins of +- eta: eta (2 Binomial(k, 1/2) - k), one bit a coin."""
     wide_vectors()
@@ -591,20 +592,20 @@ def _catch_up_sign(weights, last, rows, count, lanes, step, purpose, scratch):
                 _more_coins(weights, row, skipped, lanes, first + number, u32(step), purpose, scratch)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _is_up(gradient, noise_std, word):
     """The coin in float64, for one that float32 cannot decide."""
     threshold = 0.5 * math.erfc(np.float64(gradient) / np.float64(noise_std) / math.sqrt(2.0))
     return (np.float64(word) + 0.5) * 2.0**-32 < threshold
 
 
-@numba.njit(inline="always")
+@numba.njit(**INLINE)
 def _coin(gradient, per_noise_std, word):
     """Below 0 with probability Phi(-G / (z C)), where noise would turn the sign of G to minus."""
     return (f32(word) + f32(0.5)) * f32(2.0**-32) - normal_cdf(-gradient * per_noise_std)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _sign_moves_of_one(weights, rows, gradient, lanes, scratch):
     """`_sign_moves` of a tile with one lane, along rows."""
     column, sums = weights.reshape(-1), gradient.reshape(-1)
@@ -621,7 +622,7 @@ def _sign_moves_of_one(weights, rows, gradient, lanes, scratch):
         column[rows[number]] += learning_rate if above[number] < f32(0.0) else -learning_rate
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _sign_moves(weights, rows, count, lanes, step, scratch):
     """-eta sign(G + z C xi): up with probability Phi(-G / (z C)), one word against that threshold."""
     wide_vectors()
@@ -671,14 +672,14 @@ def flush_sign(weights, last, lanes, step, scratch):
 # --- DP-Adam ----------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(inline="always")
+@numba.njit(**INLINE)
 def _adam_move(g, m, v, keep_1, keep_2, unbias_1, unbias_2, eps):
     m = keep_1 * m + (f32(1.0) - keep_1) * g
     v = keep_2 * v + (f32(1.0) - keep_2) * g * g
     return m, v, (m * unbias_1) / (f32(math.sqrt(v * unbias_2)) + eps)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1, b2, eps, step, scratch):
     """Every row, in tiles: noise, both moments and the step while they are in the cache; g = (xi + G/(z C)) z C/B.
 
@@ -734,7 +735,7 @@ def adam_steps(
 # --- Metrics ----------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _evaluate_multi_label(z, labels, scores):
     """Adds to the scores of `problems.linear.MULTI_LABEL`; logits to residuals. Returns the loss and |residuals|^2."""
     loss = 0.0

@@ -21,8 +21,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from noisecast.compiled import wide_vectors
-from noisecast.engines._kernels import FAST
+from noisecast.compiled import FAST, INLINE, INSIDE, wide_vectors
 from noisecast.privacy.counter_noise import (
     STEP_NOISE,
     exponential,
@@ -87,7 +86,7 @@ class Scratch(NamedTuple):
 # --- Variates ---------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def normal_tile(out, first, count, example, step, key):
     """out[:count]: N(0, 1) of coordinates first, first + 1, ...; `first` is a multiple of 4, as is len(out)."""
     wide_vectors()
@@ -107,7 +106,7 @@ def normal_tile(out, first, count, example, step, key):
             three[lane], four[lane] = normal_pair(c, d)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def privacy_tile(out, first, count, step, key):
     """`normal_tile` of privacy noise: the generator and the Gaussians of `privacy.counter_noise`."""
     wide_vectors()
@@ -121,7 +120,7 @@ def privacy_tile(out, first, count, step, key):
             three[lane], four[lane] = normal_pair(c, d)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def chi_square(degrees_of_freedom, example, step, k0, k1, k2, k3):
     """chi^2_nu = 2 Gamma(nu / 2), exactly, by rejection (Marsaglia and Tsang, 2000); each trial has a block of its own.
 
@@ -166,7 +165,7 @@ def noise_scales(out, problem, example, step, key):
             out[lane] = min(np.float64(sigma) * math.sqrt(nu / max(drawn, 1e-300)), 1e15)
 
 
-@numba.njit(inline="always")
+@numba.njit(**INLINE)
 def error_function(x):
     """erf(x) to 6e-7: x P(x^2) / Q(x^2), fitted here to relative error by least squares; no branches."""
     x = min(max(x, f32(-3.93)), f32(3.93))
@@ -180,7 +179,7 @@ def error_function(x):
     return x * p / q
 
 
-@numba.njit(inline="always")
+@numba.njit(**INLINE)
 def _log(x):
     """ln x of a positive float32: its exponent, and `minus_log_of_unit` of its mantissa; no branches."""
     bits = np.float32(x).view(np.int32)
@@ -189,7 +188,7 @@ def _log(x):
     return exponent * f32(0.6931471805599453) - minus_log_of_unit(u32(mantissa * f32(2.0**32)))
 
 
-@numba.njit(inline="always")
+@numba.njit(**INLINE)
 def _slope(x, h, problem):
     """df/dx of one coordinate."""
     return x * (h + x * (problem.quartic_weight * x - problem.cubic_weight))
@@ -198,7 +197,7 @@ def _slope(x, h, problem):
 # --- Training ---------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _example(params, problem, lanes, example, step, scratch):
     """One example a lane: its gradient into scratch.gradient, its clip factor into scratch.factor (0: not finite)."""
     wide_vectors()
@@ -220,7 +219,7 @@ def _example(params, problem, lanes, example, step, scratch):
         scratch.factor[lane] = factor if length < f32(3e38) else f32(0.0)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _examples(params, problem, lanes, batch_size, step, scratch):
     """All examples of a step: the last stays in scratch.gradient, the clipped sum of the others in scratch.others."""
     wide_vectors()
@@ -236,7 +235,7 @@ def _examples(params, problem, lanes, batch_size, step, scratch):
                     total[lane] += g[lane] * factor[lane] if factor[lane] > f32(0.0) else f32(0.0)
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _private_means(first, count, lanes, batch_size, step, scratch):
     """scratch.normals[:count]: (clipped sum + z C N(0, 1)) / B of the coordinates from `first` on."""
     wide_vectors()
@@ -306,7 +305,7 @@ def adam_steps(params, mean, square, problem, lanes, batch_size, b1, b2, eps, be
 # --- Euler-Maruyama ---------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _squared_slopes(params, problem, scratch):
     """scratch.squares: |grad f|^2 of every lane."""
     squares = scratch.squares
@@ -318,7 +317,7 @@ def _squared_slopes(params, problem, scratch):
             squares[lane] += slope * slope
 
 
-@numba.njit(**FAST)
+@numba.njit(**INSIDE)
 def _moments(table, scratch):
     """scratch.moments: h, s and the sign's scale mixture at every lane's |grad f|, as `ClippingTable.at` reads them.
 
@@ -369,7 +368,7 @@ def sgd_paths(params, problem, lanes, table, substeps, begin, stop, scratch):
                     squares[lane] += slope * slope
 
 
-@numba.njit(inline="always")
+@numba.njit(**INLINE)
 def _sign_move(expected_sign, time_step, spread, normal):
     """-E sign dt + sqrt(1 - (E sign)^2) dW."""
     rest = max(f32(1.0) - expected_sign * expected_sign, f32(0.0))

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 from noisecast.privacy.noise import SecureKey
@@ -414,6 +415,17 @@ def _check_range(start: int, stop: int) -> None:
         raise ValueError(f"Expected 0 <= start <= stop, got start {start} and stop {stop}.")
 
 
+class _PhiloxKey(ISeedSequence):
+    """Philox's key as NumPy asks for seeds; `Philox(key=...)` first asks the system for a seed that it then forgets."""
+
+    def __init__(self, digest: bytes) -> None:
+        self._words = np.frombuffer(digest[:16], ">u8")[::-1].astype(np.uint64)
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        assert (n_words, dtype) == (2, np.uint64)
+        return self._words
+
+
 def _generator(key: bytes, what: str, number: int) -> np.random.Generator:
     """The generator of a block of steps, or of an epoch, keyed by a SHA-256: Philox, or ChaCha20 for a `SecureKey`."""
     digest = hashlib.sha256(key + b"|" + what.encode() + number.to_bytes(8, "big")).digest()
@@ -422,7 +434,8 @@ def _generator(key: bytes, what: str, number: int) -> np.random.Generator:
 
         cipher: Any = ChaCha(key=int.from_bytes(digest, "big"), rounds=20)
         return np.random.Generator(cipher)
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
+    seed: Any = _PhiloxKey(digest)
+    return np.random.Generator(np.random.Philox(seed))
 
 
 def _batches_by_block(key: bytes, start: int, stop: int, draw_sizes, num_rows: int, width: int) -> Batches:
@@ -433,8 +446,8 @@ def _batches_by_block(key: bytes, start: int, stop: int, draw_sizes, num_rows: i
     pieces = []
     for block in range(start // STEPS_PER_BLOCK, -(-stop // STEPS_PER_BLOCK)):
         rng = _generator(key, "block", block)
-        subsets = _uniform_subsets(rng, draw_sizes(rng), num_rows)
         first = block * STEPS_PER_BLOCK
+        subsets = _uniform_subsets(rng, draw_sizes(rng), num_rows, stop - first)
         pieces.append(subsets[max(start - first, 0) : stop - first])
     # A subset row holds its members in ascending order, then numbers >= num_rows.
     width = max([width, *(_round_up(int((piece < num_rows).sum(axis=1).max(initial=0))) for piece in pieces)])
@@ -449,8 +462,12 @@ def _batches_by_block(key: bytes, start: int, stop: int, draw_sizes, num_rows: i
     return Batches(indices, mask)
 
 
-def _uniform_subsets(rng: np.random.Generator, sizes: NDArray, num_rows: int) -> NDArray[np.int32]:
+def _uniform_subsets(
+    rng: np.random.Generator, sizes: NDArray, num_rows: int, needed: int | None = None
+) -> NDArray[np.int32]:
     """Row s: a uniform subset of {0..num_rows-1} of size sizes[s], ascending, padded with numbers >= num_rows.
+
+    Only the first `needed` rows are sure to be drawn; how many are asked for changes none of them.
 
     Members are drawn with replacement and all but one of each group of equal ones are drawn again until none are equal.
     The procedure treats all rows of the data alike, so every subset of the size is equally likely: the law is exact.
@@ -459,9 +476,9 @@ def _uniform_subsets(rng: np.random.Generator, sizes: NDArray, num_rows: int) ->
     padded = columns >= sizes[:, None]
     if len(columns) > num_rows // 8:  # duplicates would be many: choose each row's subset on its own
         chosen = np.tile(num_rows + columns, (len(sizes), 1))
-        for row, size in zip(chosen, sizes):
-            row[:size] = np.sort(rng.choice(num_rows, size, replace=False, shuffle=False))
-        return chosen
+        for row, size in zip(chosen[:needed], sizes):
+            row[:size] = rng.choice(num_rows, size, replace=False, shuffle=False)
+        return np.sort(chosen, axis=1)
     subsets = rng.integers(0, max(num_rows, 1), padded.shape, dtype=np.int32)
     subsets = np.sort(np.where(padded, num_rows + columns, subsets), axis=1)
     while True:

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from noisecast.compiled import wide_vectors
+from noisecast.compiled import FAST, INLINE, wide_vectors
 from noisecast.privacy.counter_noise import normal_pair
 from noisecast.privacy.noise import key_words
 
@@ -24,12 +24,12 @@ WORDS = 16  # a block's
 COLUMNS = 64  # blocks that are computed side by side
 
 
-@numba.njit(inline="always")
+@numba.njit(**INLINE)
 def _turned(word, bits):
     return u32(u32(word << u32(bits)) | u32(word >> u32(32 - bits)))
 
 
-@numba.njit(inline="always")
+@numba.njit(**INLINE)
 def _quarter_round(a, b, c, d):
     a = u32(a + b)
     d = _turned(u32(d ^ a), 16)
@@ -42,14 +42,16 @@ def _quarter_round(a, b, c, d):
     return a, b, c, d
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(**FAST)
 def chacha20(start, words, count):
     """words[:, i] = the block of the state start[:, i], i < count; (16, n) uint32 each.
 
     Rounds outside and blocks inside: sixteen rows of n words stay in the cache, and the loop vectorises.
     """
     wide_vectors()
-    words[:, :count] = start[:, :count]
+    for row in range(WORDS):
+        for i in range(count):
+            words[row, i] = start[row, i]
     for _ in range(10):
         for i in range(count):
             x0, x4, x8, x12 = _quarter_round(words[0, i], words[4, i], words[8, i], words[12, i])
@@ -96,7 +98,7 @@ def standard_normals(keys: Sequence[bytes], first_step: int, num_steps: int, num
     return normals
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz", "arcp"})
+@numba.njit(**FAST)
 def _fill(normals, states, first_step):
     start, words = np.empty((WORDS, COLUMNS), np.uint32), np.empty((WORDS, COLUMNS), np.uint32)
     steps, runs, size = normals.shape
