@@ -64,7 +64,7 @@ def test_a_problem_in_double_brackets_is_looked_at_too(folder, capsys, monkeypat
     assert "Expected a public label_names in [[problem]] for a private probe" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("epsilon, is_drowned", [("1.5", False), ("0.5", True)])
+@pytest.mark.parametrize("epsilon, is_drowned", [pytest.param("1.5", False, marks=pytest.mark.slow), ("0.5", True)])
 def test_with_them_it_says_what_is_not_covered_and_whether_noise_is_all_there_is(folder, capsys, epsilon, is_drowned):
     assert ask(folder, 'label_names = "labels.txt"\nvocabulary = "words.txt"', "--private-probe", epsilon) == 0
     said = " ".join(capsys.readouterr().out.split())

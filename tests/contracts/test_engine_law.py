@@ -266,7 +266,6 @@ QUICK = [
     Case("row_sparse", "adam", "fixed-size", "softmax"),
     Case("row_sparse", "sgd", "poisson", "multi-label"),
     Case("row_sparse", "sgd", "fixed-size", "factorization"),
-    Case("row_sparse", "sign", "poisson", "factorization"),
     Case("row_sparse", "adam", "shuffled", "factorization"),
     Case("dense", "sgd", "poisson", "logistic"),
     *(Case("row_sparse", optimizer, "poisson", "logistic", "stairs") for optimizer in ("sgd", "sign")),

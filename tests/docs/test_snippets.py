@@ -93,7 +93,13 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, slow:
             done.printed = None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+# Pages of many forecasts or trainings.
+LONG = [ROOT / "docs" / name for name in ("advice.md", "advice-numbers.md", "forecast.md")]
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG)) for page in PAGES], ids=name_of
+)
 def test_page_runs(page, tmp_path, monkeypatch):
     if not any(b.language in RUNNABLE and b.kind != "not run" and not b.is_slow for b in blocks_of(page)):
         pytest.skip("nothing to run, or nothing quick")

@@ -197,11 +197,11 @@ def golden_parameters():
 @pytest.mark.parametrize("row", golden_parameters())
 def test_poisson_golden(row):
     sampler = Poisson.for_batch_size(int(row["batch_size"]), int(row["num_examples"]))
-    started = time.monotonic()
+    started = time.process_time()
     epsilon = epsilon_of(float(row["noise_multiplier"]), sampler, int(row["num_steps"]), float(row["target_delta"]))
     # printed to three digits, computed to 0.15 %; ours settles within 0.5 %
     assert epsilon == pytest.approx(float(row["epsilon"]), rel=0.01)
-    assert time.monotonic() - started < 30
+    assert time.process_time() - started < 30
 
 
 @pytest.mark.slow
@@ -319,9 +319,9 @@ def test_without_noise_or_steps():
      (1.0, IMDB, 39_000, 1e-14), (1.0, IMDB, 39_000, 0.5), (1e-3, Poisson(0.5, 8), 10**6, 1e-6)],
 )  # fmt: skip
 def test_extremes_are_answered_with_a_reason(z, sampler, num_steps, delta):
-    started = time.monotonic()
+    started = time.process_time()
     spent = epsilon_spent(gaussian(z, sampler), num_steps=num_steps, target_delta=delta)
-    assert time.monotonic() - started < 30
+    assert time.process_time() - started < 30
     assert spent.epsilon >= 0
     if spent.accountant == "RDP":
         assert isinstance(spent.details["PLD"], str)

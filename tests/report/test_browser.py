@@ -49,7 +49,7 @@ def show(browser, file, width=DESKTOP, scheme="light", scripts=True):
         wait_for(browser, "return !DATA.cells || document.querySelectorAll('#ends-chart path.line').length > 0")
 
 
-def wait_for(browser, script, seconds=20):
+def wait_for(browser, script, seconds=60):
     end = time.monotonic() + seconds
     while not browser.execute_script(script):
         assert time.monotonic() < end, script
