@@ -10,6 +10,7 @@ CLIP = "test_a_record_moves_the_sum_by_at_most_the_clip_norm"
 SHUFFLED = "test_shuffled_batches_earn_no_amplification"
 ONCE = "test_noise_is_used_once"
 POSTPONED = "test_postponed_noise_is_neither_lost_nor_given_twice"
+PHASES = "test_postponed_noise_is_of_the_rate_it_was_postponed_at"
 SEED = "test_a_release_has_no_seed"
 FINITE = "test_a_row_that_is_not_finite_poisons_nothing"
 CALIBRATION = "test_calibration_errs_on_the_private_side"
@@ -143,6 +144,11 @@ BUGS = (
         "lazy count off by one, DP-SignSGD",
         (POSTPONED,),
         (("engines/_kernels.py", "last[scratch.touched[number]] = k + 1", "last[scratch.touched[number]] = k"),),
+    ),
+    Bug(
+        "postponed past a change of the learning rate",
+        (PHASES,),
+        (("engines/row_sparse.py", "if ends_phase:  # what", "if False:  # what"),),
     ),
     Bug(
         "sensitivity halved (replace one)",

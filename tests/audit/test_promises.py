@@ -22,6 +22,7 @@ from noisecast import (
     PrivacyLedger,
     SampledGaussian,
     Scenario,
+    Schedule,
     Shuffled,
     Stream,
     calibrate_noise_multiplier,
@@ -132,6 +133,22 @@ def test_postponed_noise_is_neither_lost_nor_given_twice(engine, optimizer, root
             counts = np.bincount(((others + num_steps) / 2).astype(int).ravel(), minlength=num_steps + 1)
             # Columns of one run are independent coins, and so are runs.
             assert stats.chisquare(counts, law).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("optimizer", [DPSGD, DPSignSGD])
+def test_postponed_noise_is_of_the_rate_it_was_postponed_at(optimizer, root):
+    """Five steps at the rate and three at a quarter of it, in columns that only noise moves."""
+    before, after, factor = 5, 3, 0.25
+    _, scenario = canary.pair(gaussian(Shuffled(1, 4)), optimizer(learning_rate=1.0), "row_sparse", before + after)
+    moved = released(replace(scenario, schedule=Schedule((0, before), (1.0, factor))), root, 256)
+    moved = moved[:, canary.WIDTH :] / scenario.optimizer.learning_rate
+    if optimizer is DPSGD:
+        assert chi_square_p(moved / math.sqrt(before + factor**2 * after)) > FALSE_ALARM
+    else:  # heads of the coins before, times four, and of those after
+        code = np.round((moved + before + factor * after) / (2 * factor)).astype(int)
+        law = np.outer(stats.binom(before, 0.5).pmf(range(before + 1)), stats.binom(after, 0.5).pmf(range(after + 1)))
+        counts = np.bincount(code.ravel(), minlength=law.size)
+        assert stats.chisquare(counts, law.ravel() * code.size).pvalue > FALSE_ALARM
 
 
 @pytest.mark.parametrize("engine", ["row_sparse", "dense"])

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from noisecast.cli import main, reproduce
 from noisecast.problems.datasets import DataError
-from noisecast.reproduction.claims import Claim
+from noisecast.reproduction.claims import UNDECIDED, Claim
 
 NAN, INF = float("nan"), float("inf")
 HOLDS = Claim(
@@ -25,6 +25,11 @@ HOLDS = Claim(
 FAILS = Claim(
     source="Thm. 2", statement="It converges [always].", measure="largest gap", value=INF, low=NAN, high=NAN,
     wanted="< 0.1", holds=False, corrected="It converges below [eta = 2].",
+)  # fmt: skip
+
+IS_OPEN = Claim(
+    source="Thm. 3", statement="It is one.", measure="slope", value=1.2, low=0.5, high=1.9, wanted="0.75 to 1.25",
+    holds=False, corrected=f"{UNDECIDED} Slope 1.2.",
 )  # fmt: skip
 
 
@@ -59,7 +64,7 @@ def files(folder):
 
 
 def test_a_figure_writes_pictures_frame_rows_and_claims(install, tmp_path, capsys):
-    install("fig-sde", figure())
+    install("fig-sde", figure(claims=[HOLDS, FAILS, IS_OPEN]))
     assert main(["reproduce", "fig-sde", "--scale", "paper", "--output", "out"]) == 0
     expected = [f"fig-sde.{suffix}" for suffix in ("png", "pdf", "svg", "parquet")]
     expected += ["fig-sde-table.parquet", "fig-sde-claims.csv", "fig-sde-claims.parquet"]
@@ -67,7 +72,8 @@ def test_a_figure_writes_pictures_frame_rows_and_claims(install, tmp_path, capsy
     row = pd.read_parquet(tmp_path / "out" / "fig-sde-table.parquet").iloc[0]
     assert row["scale"] == "paper"
     claims = pd.read_csv(tmp_path / "out" / "fig-sde-claims.csv")
-    assert claims["holds"].tolist() == [True, False] and claims["value"].tolist() == [1.93, INF]
+    assert claims["holds"].tolist() == [True, False, False] and claims["value"].tolist() == [1.93, INF, 1.2]
+    assert claims["verdict"].tolist() == ["yes", "no", "open"]
     printed = capsys.readouterr()
     assert "fig-sde, paper scale. A figure. About 2 h." in printed.err
 

@@ -64,7 +64,7 @@ def test_every_task_is_tuned_for_every_optimizer_at_both_scales(scale):
 
 def test_the_quick_tasks_ask_for_a_part_of_the_papers():
     for quick, paper in zip(TASKS["quick"], TASKS["paper"]):
-        for field in ("floors", "speed", "threshold", "budgets", "threshold_batch_sizes"):
+        for field in ("floors", "threshold", "budgets"):  # where slopes need a longer lever, the quick ones have it
             assert set(getattr(quick, field)) <= set(getattr(paper, field)) | {3.0, 5.0, 6.0}
 
 

@@ -210,7 +210,7 @@ def _seconds(module: Any, order: _Order) -> float:
 def _as_data(claim: Any) -> dict[str, Any]:
     """With Python's own numbers: NumPy's are no JSON."""
     numbers = {name: float(getattr(claim, name)) for name in ("value", "low", "high")}
-    return vars(claim) | numbers | {"holds": bool(claim.holds)}
+    return vars(claim) | numbers | {"holds": bool(claim.holds), "verdict": claim.verdict}
 
 
 def _write(module: Any, name: str, output: Path, table: Any, frame: Any, claims: list) -> list[Path]:
@@ -331,16 +331,9 @@ def _claims_table(result: dict[str, Any]) -> Table:
     table.add_column("wanted", max_width=14)
     table.add_column("holds", width=5)
     for claim in result["claims"]:
-        holds = Text(_verdict(claim), style="" if claim["holds"] else "bold red")
+        holds = Text(claim["verdict"], style="" if claim["holds"] else "bold red")
         table.add_row(_in_words(claim), Text(_with_interval(claim)), Text(claim["wanted"]), holds)
     return table
-
-
-def _verdict(claim: dict[str, Any]) -> str:
-    """Whether it holds; open where the interval has room for both answers."""
-    from noisecast.reproduction.claims import UNDECIDED
-
-    return "yes" if claim["holds"] else "open" if claim["corrected"].startswith(UNDECIDED) else "no"
 
 
 def _in_words(claim: dict[str, Any]) -> Text:
@@ -371,7 +364,7 @@ def _summary(results: Iterable[dict[str, Any]], refused: dict[str, str]) -> Tabl
         if name in refused:
             table.add_row(name, "not done", "–", "–", "–")
             continue
-        verdicts = [_verdict(claim) for claim in done[name]["claims"]]
+        verdicts = [claim["verdict"] for claim in done[name]["claims"]]
         counts = (str(verdicts.count(verdict)) for verdict in ("yes", "no", "open"))
         table.add_row(name, duration(done[name]["seconds"]), *counts)
     return table

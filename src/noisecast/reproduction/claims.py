@@ -37,11 +37,20 @@ class Claim:
     forecast: str = ""
     corrected: str = ""
 
+    @property
+    def verdict(self) -> str:
+        """ "yes" or "no"; "open" where the interval has room for both answers, or there is no number."""
+        return "yes" if self.holds else "open" if self.corrected.startswith(UNDECIDED) else "no"
+
 
 def claims_frame(claims: Sequence[Claim]) -> pd.DataFrame:
-    """One row a claim, one column a field; with the columns also where there is no claim.
+    """One row a claim, one column a field, and its verdict; with the columns also where there is no claim.
+
+    Where a claim holds nothing stands in its place: `corrected` is empty.
 
     >>> claims_frame([]).columns[:3].tolist()
     ['source', 'statement', 'measure']
     """
-    return pd.DataFrame([asdict(claim) for claim in claims], columns=[field.name for field in fields(Claim)])
+    columns = [*(field.name for field in fields(Claim)), "verdict"]
+    rows = [asdict(claim) | {"verdict": claim.verdict} for claim in claims]
+    return pd.DataFrame([row | ({"corrected": ""} if row["holds"] else {}) for row in rows], columns=columns)

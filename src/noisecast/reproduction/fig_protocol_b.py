@@ -111,7 +111,7 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
             3,
             {DPSGD: ((0.1, 0.5, 1, 2, 5), (0.1, 0.5)), DPSignSGD: _FORUM_ADAPTIVE, DPAdam: _FORUM_ADAPTIVE},
             # Higher ones, too: with 20 classes the best of half of the levels is the highest of the paper's grid.
-            {DPSGD: (*FORUM.more_learning_rates, 10), DPSignSGD: (0.3,), DPAdam: (0.3,)},
+            {DPSGD: (*FORUM.more_learning_rates, 10, 25), DPSignSGD: (0.3,), DPAdam: (0.3,)},
             (),
         ),
         _movielens_quick(),

@@ -45,18 +45,27 @@ SOURCE = "Thm. eps_star, Fig. "
 
 @dataclass(frozen=True)
 class Plan:
-    """A task, and the noise multipliers at which it is forecast as well (a forecast's curve is smooth)."""
+    """A task, and the noise multipliers at which it is forecast as well (a forecast's curve is smooth).
+
+    Args:
+      moves: whether multipliers are those of B = 64 and others' are in proportion to B, about as crossings move at
+        fixed epochs: with as many points batch sizes may then lie farther apart, which is what a slope on B needs.
+    """
 
     task: Task
     forecast: Numbers
+    moves: bool = False
+
+    def at(self, batch_size: int, multipliers: Numbers) -> Numbers:
+        return tuple(z * batch_size / 64 for z in multipliers) if self.moves else multipliers
 
 
 # Fewer epochs and more seeds than elsewhere: how long a run is hardly moves a crossing, chance does.
 PLANS: dict[Scale, tuple[Plan, ...]] = {
     "quick": (
-        Plan(replace(IMDB_QUICK, num_seeds=8), (1, 2, 3, 4)),
-        Plan(FORUM_QUICK, ()),
-        Plan(replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5), (0.15, 0.35, 0.55, 0.95)),
+        Plan(replace(IMDB_QUICK, num_seeds=12), (1, 2, 3, 4), moves=True),
+        Plan(FORUM_QUICK, (), moves=True),
+        Plan(replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5), (0.15, 0.35, 0.55, 0.95), moves=True),
     ),
     "paper": tuple(Plan(task, task.threshold) for task in (IMDB, FORUM, MOVIELENS_PAPER_LIKE, MOVIELENS_CENTRED)),
 }
@@ -68,12 +77,12 @@ def questions(scale: Scale, data_dir: Path | None) -> tuple[Question, ...]:
     for plan in PLANS[scale]:
         task, problem = plan.task, plan.task.load(data_dir)
         for batch_size in task.threshold_batch_sizes:
-            trained = task.scenarios(problem, task.threshold, batch_size=batch_size)
+            trained = task.scenarios(problem, plan.at(batch_size, task.threshold), batch_size=batch_size)
             record_at = (trained[0].num_steps,)
             asked.append(
                 Question(scenarios=trained, runners=(Training(),), record_at=record_at, num_seeds=task.num_seeds)
             )
-            forecast = task.scenarios(problem, plan.forecast, batch_size=batch_size)
+            forecast = task.scenarios(problem, plan.at(batch_size, plan.forecast), batch_size=batch_size)
             if forecast:
                 asked.append(Question(scenarios=forecast, runners=(Moments(),), record_at=record_at))
     return tuple(asked)

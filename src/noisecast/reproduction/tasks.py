@@ -250,9 +250,10 @@ IMDB_QUICK = replace(
     IMDB,
     num_seeds=5,
     floors=(0.5, 1, 2, 4, 8, 12),
+    speed=(0.4, 0.6, 0.8, 1.2, 1.6),
     threshold=(1, 2, 2.5, 3, 3.5, 4),
     budgets=(13.56, 4.52, 2.71, 1.94, 1.36),
-    threshold_batch_sizes=(48, 64, 80),
+    threshold_batch_sizes=(40, 64, 100),
 )
 FORUM_QUICK = replace(
     FORUM,
@@ -262,13 +263,14 @@ FORUM_QUICK = replace(
     floors=(0.1, 0.5, 1, 2, 4, 8),
     threshold=(0.5, 1, 2, 4, 6, 8),
     budgets=(42.384, 2.119, 1.06, 0.53, 0.303),
-    threshold_batch_sizes=(48, 64),
+    threshold_batch_sizes=(32, 64, 128),
 )
 _MOVIELENS_QUICK = {
     "epochs": 6,
     "num_seeds": 3,
     "floors": (0.06, 0.1, 0.3, 0.5, 1, 1.5),
     "threshold": (0.15, 0.35, 0.55, 0.75, 0.95),
+    "threshold_batch_sizes": (32, 64, 128),
     "budgets": (13.3, 3.32, 1.33, 0.66),
 }
 MOVIELENS_PAPER_LIKE_QUICK = replace(MOVIELENS_PAPER_LIKE, **_MOVIELENS_QUICK, forecast=False)
