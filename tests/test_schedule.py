@@ -36,6 +36,7 @@ from noisecast.engines.simulate import SimulatedPaths
 from noisecast.optimizers import CONSTANT, SHAPES
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners.sde import GeneralPaths
+from noisecast.sweeps import estimate_seconds
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 STAIRS = Schedule((0, 100, 250), (1.0, 0.25, 2.0))
@@ -76,6 +77,7 @@ def on_data(schedule=STAIRS, optimizer=OPTIMIZERS[0], **settings) -> Scenario:
         (0, 1.0, "steps that rise from 0"),
         ((0, 5), 1.0, "to be numbers"),
         ((0, 5), ("a", "b"), "to be numbers"),
+        ((0, 5), (1.0, 10**400), "to be numbers"),
     ],
 )
 def test_a_staircase_that_is_none_is_refused(starts, factors, words):
@@ -173,6 +175,19 @@ def test_runners_agree(optimizer):
         assert abs(other - forecast) > 0.1 * forecast
 
 
+@pytest.mark.parametrize(
+    "schedule", [CONSTANT, Schedule((0, 200), (1.0, 0.01)), Schedule.shaped("linear", 201)], ids=str
+)
+def test_steps_too_large_for_the_closure_are_said_whatever_comes_later(schedule):
+    problem = quadratic([1.0] * 4, 5.0, example_noise_std=0.01)
+    mechanism = SampledGaussian(noise_multiplier=0.05, l2_clip_norm=100.0, sampler=Stream(1000))
+    question = Scenario(
+        problem=problem, mechanism=mechanism, optimizer=DPSignSGD(learning_rate=0.05), num_steps=201, schedule=schedule
+    )
+    found = Moments().forecast(question, [200])
+    assert found.extrapolated[-1] and "A step is large next to the noise" in found.reasons[0]
+
+
 def test_both_kinds_of_paths_take_the_same_steps():
     questions = [asked(noise_multiplier=0.0, example_noise_std=1e-6)]
     root = RandomRoot.from_insecure_seed(0)
@@ -237,8 +252,16 @@ def test_what_would_forget_it_refuses_it(tmp_path, monkeypatch, capsys):
     for option in ("--best", "--crossing"):
         assert main(["forecast", "question.toml", option]) == 2
         assert "Expected constant learning rates to search among" in " ".join(capsys.readouterr().err.split())
-    assert main(["forecast", "question.toml"]) == 0
-    assert "The learning rates that are shown change along the run: times" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="constant learning rates in a sweep"):
+        estimate_seconds([question])
+    for command in ("forecast", "answer"):
+        assert main([command, "question.toml", "--json"]) == 0
+        said = capsys.readouterr()
+        assert "The learning rates that are shown change along the run: times" in said.err
+        found = json.loads(said.out)
+        is_forecast = command == "forecast"
+        written = found["forecasts"][0]["schedule"] if is_forecast else next(iter(found["schedules"].values()))
+        assert len(written["starts"]) == len(written["factors"]) == 100
     assert main(["audit", "question.toml"]) == 2
     assert "constant learning rates to audit" in " ".join(capsys.readouterr().err.split())
 
@@ -266,7 +289,21 @@ def test_a_model_says_its_schedule(tmp_path, monkeypatch, capsys):
     schedule = json.loads((tmp_path / "model" / "model.json").read_text())["scenario"]["schedule"]
     assert Schedule(**schedule) == Schedule.shaped("cosine", 50, warmup_steps=5)
     assert main(["report", "model", "--output", "page.html"]) == 0
-    assert "0.1, times 0.0003 to 1 in 50 phases" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "0.1, times 0.0003 to 1 in 50 phases" in page and "The learning rate changed along the run" in page
     arguments[arguments.index("5")] = "50"
     assert main([*arguments, "--output", "other"]) == 2
     assert "Expected 0 <= warmup_steps < num_steps = 50, got 50." in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_starting_rate_is_for_the_steps_that_are_taken(tmp_path, monkeypatch):
+    """The bound's best rate goes as 1/sqrt(sum of the squared factors): a third of the steps for a line down to 0."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{x:.3f},{'yes' if x > 0 else 'no'}" for x in np.random.default_rng(0).normal(size=60)]
+    (tmp_path / "rows.csv").write_text("\n".join(["x,label", *lines]), encoding="utf-8")
+    rates = []
+    for shape in ("constant", "linear"):
+        arguments = ["train", "rows.csv", "--batch-size", "8", "--num-steps", "2000", "--noise-multiplier", "30"]
+        assert main([*arguments, "--schedule", shape, "--output", shape]) == 0
+        rates.append(json.loads((tmp_path / shape / "model.json").read_text())["scenario"]["learning_rate"])
+    assert rates[1] / rates[0] == pytest.approx(3**0.5, rel=0.06)  # rates have two digits

@@ -74,7 +74,8 @@ def serve(prepare: Callable[[Any], Callable[[Any], Any]], *, imports: Sequence[s
     Args:
       imports: modules that answers need and that take long, imported before the first object is there.
     """
-    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    if os.name != "nt":  # where a venv's python is a launcher, and this program's parent; input ends there as well
+        threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     # Whatever a library prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

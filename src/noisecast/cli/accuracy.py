@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rich.table import Table
 from scipy.stats import binom, norm
 
-from noisecast.cli.answer import changing_rates
+from noisecast.cli.answer import changing_rates, schedules_of
 from noisecast.cli.forecast import Subsample, TimeSteps, able_and_refused, moments_with
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn, whole_number
 from noisecast.cli.places import check_places
@@ -89,6 +89,7 @@ def accuracy(
     cells = accuracy_picture.last_steps(frame)
     if json:
         content = {"cells": cells.to_dict("records"), "summary": summaries, "refusals": refused, "note": FOR_STUDY}
+        content["schedules"] = schedules_of(able)
         print_json({**content, "output": output and str(output), "figure": figure and str(figure)})
         return
     console = to_reader()

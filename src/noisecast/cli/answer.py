@@ -1,6 +1,7 @@
 """`noisecast answer`: what the runners say to a scenario file."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,7 +61,8 @@ def answer(
     write(table, output, figure)
     losses = summaries(table, "loss")
     if json:
-        print_json({"loss": losses, "refusals": refused, "output": output and str(output)})
+        schedules = schedules_of(question.scenarios)
+        print_json({"loss": losses, "refusals": refused, "output": output and str(output), "schedules": schedules})
         return
     console = to_reader()
     console.print(_table(losses, question))
@@ -69,6 +71,11 @@ def answer(
     for path in (output, figure):
         if path is not None:
             console.print(f"Written: {path}", soft_wrap=True)
+
+
+def schedules_of(scenarios: Iterable[Scenario]) -> dict[str, dict[str, Any]]:
+    """Of the scenarios whose learning rate changes along the run: by id, from which steps on it is times what."""
+    return {each.id: asdict(each.schedule) for each in scenarios if each.schedule != CONSTANT}
 
 
 def changing_rates(scenarios: Iterable[Scenario]) -> list[str]:

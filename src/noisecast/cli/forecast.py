@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, forecast_crossing
 from noisecast.forecasting.outcome import Outcome
-from noisecast.optimizers import Optimizer, with_learning_rate
+from noisecast.optimizers import CONSTANT, Optimizer, with_learning_rate
 from noisecast.privacy.accounting import epsilon_text, warnings_for
 from noisecast.question import Question
 from noisecast.runners import Moments, refusals
@@ -192,6 +192,7 @@ def _results(scenarios: Sequence[Scenario], forecasts: Sequence[Forecast]) -> li
         settings = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "num_steps")
         columns = scenario.columns()
         result = {name: columns[name] for name in settings} | {"status": outcome.status, "is_best": False}
+        result["schedule"] = None if scenario.schedule == CONSTANT else asdict(scenario.schedule)
         metrics = {name: float(values[-1]) for name, values in found.metrics.items()}
         results.append(result | {"non_private_metrics": metrics})
         key = _kind(scenario), scenario.mechanism.noise_multiplier

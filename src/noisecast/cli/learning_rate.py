@@ -35,7 +35,7 @@ class PublicScale:
 
 
 def starting_learning_rate(
-    theory: OptimizerTheory, scale: PublicScale, mechanism: SampledGaussian, num_steps: int
+    theory: OptimizerTheory, scale: PublicScale, mechanism: SampledGaussian, num_steps: float
 ) -> float:
     """The learning rate at which a bound on the mean squared gradient is smallest.
 
@@ -46,6 +46,9 @@ def starting_learning_rate(
 
     and e <= 1 / max h keeps it stable. S^2 = (C z / B)^2 + C^2 / (d B): privacy noise, and the batch noise of gradients
     as long as the clip norm. Another optimizer gets the rate at which its linearised step is as long.
+
+    Where the rates are e times factors c_k, sum e c_k |grad f|^2 <= f_0 + sum (e c_k)^2 S^2 Tr H / 2, and T is the sum
+    of c_k^2.
 
     Returns: () > 0, two digits, in the units of that optimizer's learning rate.
 

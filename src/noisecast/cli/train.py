@@ -132,10 +132,10 @@ def train(
         float | None, Parameter(help="Default: a starting value from public numbers, not tuned.")
     ] = None,
     schedule: Annotated[
-        ScheduleName, Parameter(help="Of the learning rate: linear and cosine fall to 0.")
+        ScheduleName, Parameter(help="Of the learning rate: linear and cosine fall to almost 0.")
     ] = "constant",
     warmup_steps: Annotated[
-        int, Parameter(converter=whole_number, help="Steps in which the learning rate rises from 0.")
+        int, Parameter(converter=whole_number, help="Steps in which the learning rate rises from almost 0.")
     ] = 0,
     l2_clip_norm: Annotated[float, Parameter(help="Each example's gradient is clipped to this norm.")] = 1.0,
     options: MechanismOptions = MechanismOptions(),  # noqa: B008 (frozen)
@@ -295,7 +295,8 @@ def _plan(
         squared_norm, guess = _squared_feature_norm(encoder)
         m, likelihood = problem.num_outputs, problem.likelihood
         scale = PublicScale(likelihood.initial_loss(m), problem.num_params, likelihood.curvature(m), squared_norm)
-        learning_rate = starting_learning_rate(kind(learning_rate=1.0).theory, scale, mechanism, num_steps)
+        steps = sum((stop - begin) * schedule.at(begin) ** 2 for begin, stop, _ in schedule.stretches(0, num_steps))
+        learning_rate = starting_learning_rate(kind(learning_rate=1.0).theory, scale, mechanism, steps)
         origin = "a starting value from public numbers, not tuned"
         warnings += [guess] if guess else []
     scenario = Scenario(

@@ -110,7 +110,7 @@ class Schedule:
 def _numbers(name: str, given: Iterable, kind: Callable) -> tuple:
     try:
         return tuple(kind(each) for each in given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         what = "steps that rise from 0" if name == "starts" else "numbers"
         raise ValueError(f"Expected a schedule's {name} to be {what}, got {given!r}.") from None
 

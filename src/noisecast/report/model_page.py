@@ -275,6 +275,8 @@ def _to_copy(statement: _Statement) -> Html:
     settings = statement.settings
     if settings is None:
         why = "This folder does not say the learning rate, so there is nothing to copy; its sweep does."
+        if "schedule" in statement.scenario:
+            why = "The learning rate changed along the run, and these settings would write one rate down."
         return section("Settings to copy", tag("p", why), id_="copy")
     return settings_of_one(settings)
 

@@ -6,7 +6,7 @@ num_seeds = 8                # or insecure_seeds = [0, 1, 2]
 num_records = 20             # evenly spaced, or record_at = [0, 10, 1000]
 record_last_epochs = 5       # with num_epochs: and at the ends of the last five epochs
 runners = ["training", "sde", "closed_form"]   # these, or "moments" as well: the forecast
-schedule = "constant"        # or "linear" or "cosine": what the learning rates are multiplied with, down to 0
+schedule = "constant"        # or "linear" or "cosine": what the learning rates are multiplied with, down to almost 0
 warmup_steps = 0             # before it, from 0
 
 [problem]                    # kind = "quadratic", "quartic", "file", "bundled" or "factorization"

@@ -102,7 +102,9 @@ def estimate_seconds(questions: Sequence[Question], *, workers: int | None = Non
     Args:
       questions: of the sweep.   workers: as for `run_sweep`.
     Returns: seconds; a rough number, for a person who decides whether to wait.
+    Raises: ValueError: questions that `run_sweep` refuses.
     """
+    _check_questions(questions)
     tasks = tasks_of(questions, RandomRoot.from_os_entropy())
     paces: dict[tuple, Callable[[int], float]] = {}
     for task in tasks:

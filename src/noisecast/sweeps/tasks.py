@@ -122,7 +122,8 @@ def code_fingerprint() -> str:
     """Hash of the code that decides numbers, ours and the libraries'; 16 hexadecimal digits."""
     package = Path(__file__).parents[1]
     files = sorted(path for part in _PARTS_THAT_COUNT for path in (package / part).rglob("*.py"))
-    sources = [path.read_text(encoding="utf-8") for path in [*files, package / "scenario.py", package / "table.py"]]
+    files += [package / name for name in ("compiled.py", "scenario.py", "table.py")]
+    sources = [path.read_text(encoding="utf-8") for path in files]
     return fingerprint_of(__version__, *(version(name) for name in _LIBRARIES_THAT_COUNT), *sources)[:16]
 
 

@@ -188,14 +188,14 @@ def threshold_epsilon_as_printed(
 
 
 def sgd_learning_rate(
-    *, initial_loss: float, curvature_trace: float, num_steps: int, gradient_noise_std: Array
+    *, initial_loss: float, curvature_trace: float, num_steps: float, gradient_noise_std: Array
 ) -> Array:
     """sqrt(2 f0/(d L T s^2)): minimises DP-SGD's gradient-norm bound exactly. Corrects Thm sgd_opt.
 
     Args:
       initial_loss: f0 - f* [loss].
       curvature_trace: d L, or Tr H: within 10 % of the best where d L is 2-3 times too small [loss/params^2].
-      num_steps: T.
+      num_steps: T; where the rate is eta times factors, the sum of their squares.
       gradient_noise_std: s^2 = K_2 + C^2 z^2/B^2 in the paper's constants [loss/params].
     Returns: eta [params^2/loss], of order 1/s. Metric: mean over steps of E||grad f||^2.
 

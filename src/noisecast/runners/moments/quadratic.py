@@ -50,11 +50,11 @@ def forecast(scenario: Scenario, prepared: None, record_at: Sequence[int], setti
         gradient_norm = math.sqrt(np.sum(counts * hessian**2 * (state.mean**2 + state.variance)))
         shrink, law = noise_at(gradient_norm)
         curvature, smallest_shrink = shrink * hessian, min(smallest_shrink, shrink)
+        if not closure.is_linear:  # at the rate of the step that led here
+            ratio = max(ratio, lattice_ratio(scenario, curvature, law) * scenario.schedule.at(max(step - 1, 0)))
         if step in record_at:
-            now = 0.0 if closure.is_linear else lattice_ratio(scenario, curvature, law) * scenario.schedule.at(step)
-            ratio = max(ratio, now)
             metrics = _metrics(hessian, state.mean, state.variance, counts)
-            recorded[step] = metrics, now > LARGEST_LATTICE_RATIO
+            recorded[step] = metrics, ratio > LARGEST_LATTICE_RATIO
         law = law._replace(mean=curvature * state.mean, signal_variance=curvature**2 * state.variance)
         state = recursion.step(state, step, curvature, law, learning_rate * scenario.schedule.at(step))
     return collected(recorded, reasons=reasons(ratio, smallest_shrink))
