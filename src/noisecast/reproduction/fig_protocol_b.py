@@ -411,8 +411,10 @@ def _handles(frame: pd.DataFrame) -> list[Line2D]:
         Line2D([], [], color=colour, marker="s" if "again" in name else "o", markersize=4, label=name)
         for name, colour in CURVE_COLOURS.items()
     ]
-    seeds = len(set(frame["seed"].dropna()))
-    bars = f"bars: 95 % interval of the mean of {seeds} seeds" if seeds > 1 else "one seed: no bars"
+    counts = frame.groupby("problem")["seed"].nunique()
+    fewest, most = int(counts.min()), int(counts.max())
+    seeds = str(most) if fewest == most else f"{fewest} to {most}"
+    bars = f"bars: 95 % interval of the mean of {seeds} seeds" if most > 1 else "one seed: no bars"
     handles += [
         Line2D([], [], color="black", linestyle="none", marker="o", markersize=4, label=f"trained; {bars}"),
         Line2D([], [], color="black", linestyle=RUNNER_LINES["moments"][0], label=RUNNER_LABELS["moments"]),
