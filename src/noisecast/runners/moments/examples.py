@@ -1,5 +1,6 @@
 """The rows of a linear model as a forecast reads them."""
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from noisecast.problems.rows import DenseRows
 
 # Test examples, above which some stand for all: at most, and as a multiple of the training examples that do.
 LARGEST_TEST, TEST_SHARE = 50_000, 4
+COLUMNS_AT_ONCE, ROWS_AT_ONCE = 75, 1_000  # of the block
 
 
 class Rows:
@@ -57,8 +59,15 @@ class Rows:
         return (self.rest_squared_t @ (coefficients / self.num_examples).astype(np.float32)).astype(np.float64)
 
     def block_spread(self, covariance: np.ndarray) -> np.ndarray:
-        """x_i' V x_i in the block; (n,)."""
-        return np.einsum("ij,ij->i", self.block @ covariance.astype(np.float32), self.block).astype(np.float64)
+        """x_i' V x_i in the block; (n,). Each pair of columns once, V being symmetric; of rows what the cache holds."""
+        once = (2 * np.triu(covariance, 1) + np.diag(np.diag(covariance))).astype(np.float32)
+        edges = np.linspace(0, len(once), max(1, len(once) // COLUMNS_AT_ONCE) + 1).astype(int)
+        found = np.zeros(self.num_examples, np.float32)
+        for first in range(0, self.num_examples, ROWS_AT_ONCE):
+            rows, out = self.block[first : first + ROWS_AT_ONCE], found[first : first + ROWS_AT_ONCE]
+            for begin, end in pairwise(edges):
+                out += np.einsum("ij,ij->i", rows[:, :end] @ once[:end, begin:end], rows[:, begin:end])
+        return found.astype(np.float64)
 
     def block_squared_dot(self, weights: np.ndarray) -> np.ndarray:
         """sum_j w_j x_ij^2 in the block; (n,)."""
