@@ -65,7 +65,7 @@ def test_a_crossing_near_the_edge_has_an_open_interval():
 def test_one_seed_has_no_interval():
     found = log_log_slope(X, X[:, None])
     assert found.value == pytest.approx(1.0)
-    assert math.isnan(found.low) and not found.contains(1.0) and not found.within(0, 2)
+    assert math.isnan(found.low) and not found.contains(1.0) and not found.within(0, 2) and found.leaves_room(3, 4)
 
 
 def test_an_interval_is_the_same_whenever_it_is_asked_for():

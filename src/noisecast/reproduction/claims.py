@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, fields
 
 import pandas as pd
 
-# Begins `corrected` where nothing is refuted: the interval holds what is claimed and more, or there is no number.
-UNDECIDED = "Not decided: the interval includes the claimed number and is too wide for it, or there is no number."
+# Begins `corrected` where nothing is refuted: the interval holds what is claimed and more, or there is none.
+UNDECIDED = "Not decided: the interval has room for what is claimed and for more, or there is no interval."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """ "yes" or "no"; "open" where the interval has room for both answers, or there is no number."""
+        """ "yes" or "no"; "open" where the interval has room for both answers, or there is none."""
         return "yes" if self.holds else "open" if self.corrected.startswith(UNDECIDED) else "no"
 
 

@@ -152,6 +152,7 @@ def _claim(curve: pd.DataFrame, panel: str, metric: str, optimizer: str, *, fram
     wanted = WANTED[optimizer]
     found, used = power_of(curve)
     holds = found.within(wanted - TOLERANCE, wanted + TOLERANCE)
+    is_open = np.isfinite(found.value) and found.leaves_room(wanted, wanted)
     asked = len(set(curve["noise_multiplier"]))
     over = f"z = {used.min():g} to {used.max():g}" if len(used) else "no z"
     left_out = f" ({asked - len(used)} of {asked} left out: diverged)" if len(used) < asked else ""
@@ -169,7 +170,7 @@ def _claim(curve: pd.DataFrame, panel: str, metric: str, optimizer: str, *, fram
         theory=_predicted(frame, panel, metric, optimizer, "closed_form", used)
         or ("eta d S^2 / 4 with S ~ z: 2" if optimizer == "DP-SGD" else "eta d S / 4 (sign: times 1.25) with S ~ z: 1"),
         forecast=_predicted(frame, panel, metric, optimizer, "moments", used),
-        corrected="" if holds else UNDECIDED if found.contains(wanted) else _corrected(curve, used),
+        corrected="" if holds else UNDECIDED if is_open else _corrected(curve, used),
     )
 
 

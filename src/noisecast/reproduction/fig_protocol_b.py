@@ -217,8 +217,8 @@ def _slopes(rows: Any, source: str, about: str, clip: float) -> Iterator[Claim]:
             theory=formulas[name]
             + ", of the mean gradient norm; of the final loss only the difference to DP-SGD is safe",
             forecast=_forecast(forecast, lambda of, name=name: slope(of[name])),
-            corrected=f"{_open(measured, target)}Slope {_text(measured)}; with the clip norm free {_text(tuned_too)}. "
-            + _stuck(rows, name),
+            corrected=f"{_open(measured, target, target)}Slope {_text(measured)}; with the clip norm free "
+            f"{_text(tuned_too)}. {_stuck(rows, name)}",
         )
     for name in ADAPTIVE:
         measured = slope(trained["DP-SGD"], trained[name])
@@ -231,12 +231,13 @@ def _slopes(rows: Any, source: str, about: str, clip: float) -> Iterator[Claim]:
             holds=measured.within(0.75, 1.25),
             theory=f"1 where privacy noise dominates ({_share_of_noise(rows)})",
             forecast=_forecast(forecast, lambda of, name=name: slope(of["DP-SGD"], of[name])),
-            corrected=f"{_open(measured, 1.0)}Difference {_text(measured)}.",
+            corrected=f"{_open(measured, 1, 1)}Difference {_text(measured)}.",
         )
 
 
-def _open(measured: Estimate, target: float) -> str:
-    return f"{UNDECIDED} " if measured.contains(target) or not np.isfinite(measured.value) else ""
+def _open(measured: Estimate, low: float, high: float) -> str:
+    """What begins `corrected` where a number from low to high may still be the true one."""
+    return f"{UNDECIDED} " if measured.leaves_room(low, high) else ""
 
 
 def _forecast(found: dict[str, Cube], number: Callable[[dict[str, Cube]], Estimate]) -> str:
@@ -299,7 +300,7 @@ def _losses(rows: Any, source: str, about: str) -> Iterator[Claim]:
         holds=comparable.high <= 1.1,
         theory="DP-SGD : DP-Adam : DP-SignSGD = 1 : 1 : 1.25 of the best bound (optimal_gradient_norm_bound)",
         forecast="",
-        corrected=f"They differ by a factor of {comparable.value:.2f} where they differ most.",
+        corrected=f"{_open(comparable, 1, 1.1)}They differ most by a factor of {comparable.value:.2f}.",
     )
     failing = ratio(lambda mine, truncated, _: float(truncated[-1] / mine[-1]))
     yield Claim(
@@ -310,7 +311,7 @@ def _losses(rows: Any, source: str, about: str) -> Iterator[Claim]:
         wanted="> 1.1",
         holds=failing.low > 1.1,
         theory=f"the best rate is the lowest of the first grid at {first.num_lowest()} of {len(first.noise)} levels",
-        corrected=f"The first grid costs a factor {failing.value:.3g} {at}.",
+        corrected=f"{_open(failing, 1.1, np.inf)}The first grid costs a factor {failing.value:.3g} {at}.",
     )
     rescued = ratio(lambda mine, _, best: float(mine[-1] / best[-1]))
     yield Claim(
@@ -321,7 +322,7 @@ def _losses(rows: Any, source: str, about: str) -> Iterator[Claim]:
         wanted="< 1.1",
         holds=rescued.high < 1.1,
         theory="1 with DP-Adam, 1 / 1.25 with DP-SignSGD (optimal_gradient_norm_bound)",
-        corrected=f"A factor of {rescued.value:.3g} {at}.",
+        corrected=f"{_open(rescued, 0, 1.1)}A factor of {rescued.value:.3g} {at}.",
     )
 
 
@@ -411,8 +412,8 @@ def _handles(frame: pd.DataFrame) -> list[Line2D]:
         Line2D([], [], color=colour, marker="s" if "again" in name else "o", markersize=4, label=name)
         for name, colour in CURVE_COLOURS.items()
     ]
-    counts = frame.groupby("problem")["seed"].nunique()
-    fewest, most = int(counts.min()), int(counts.max())
+    counts = [len(set(rows["seed"].dropna())) for _, rows in frame.groupby("problem")]
+    fewest, most = min(counts), max(counts)
     seeds = str(most) if fewest == most else f"{fewest} to {most}"
     bars = f"bars: 95 % interval of the mean of {seeds} seeds" if most > 1 else "one seed: no bars"
     handles += [

@@ -158,6 +158,7 @@ def _claim(rows: pd.DataFrame, problem: str, metric: str, optimizer: str, *, fra
     measured = multipliers, _, _ = curves(rows)
     found, used = rate_slope(*measured)
     holds = found.within(wanted - TOLERANCE, wanted + TOLERANCE)
+    is_open = math.isfinite(found.value) and found.leaves_room(wanted, wanted)
     num_left_out = len(multipliers) - len(used)
     left_out = f"; {num_left_out} of {len(multipliers)} do not converge" if num_left_out else ""
     label = METRICS[metric].label
@@ -175,7 +176,7 @@ def _claim(rows: pd.DataFrame, problem: str, metric: str, optimizer: str, *, fra
         if wanted == 0
         else "2 h lambda / S (sign: times 0.80): -1 where privacy noise dominates S, 0 where batch noise does",
         forecast=_forecast(frame, problem, metric, optimizer),
-        corrected="" if holds else UNDECIDED if found.contains(wanted) else _corrected(optimizer, *measured),
+        corrected="" if holds else UNDECIDED if is_open else _corrected(optimizer, *measured),
     )
 
 

@@ -156,7 +156,11 @@ def _it_falls(voices: dict, source: str, about: str) -> Iterator[Claim]:
         holds=measured.high < 0,
         theory=f"{slopes['corrected'].value:.2f} ({_form(voices)})",
         forecast=_text(slopes["moments"].value),
-        corrected="" if measured.high < 0 else UNDECIDED if measured.low < 0 else f"Slope {_text(measured.value)}.",
+        corrected=""
+        if measured.high < 0
+        else UNDECIDED
+        if measured.leaves_room(-np.inf, 0)
+        else f"Slope {_text(measured.value)}.",
     )
     # Nominal epsilon is q sqrt(T log(1/delta)) / z, and q sqrt(T) grows as B^(1/2) at fixed epochs.
     powers = {name: Estimate(*(0.5 - number for number in (s.value, s.high, s.low))) for name, s in slopes.items()}
@@ -169,7 +173,8 @@ def _it_falls(voices: dict, source: str, about: str) -> Iterator[Claim]:
         holds=powers["training"].low > 1,
         theory=f"{powers['corrected'].value:.2f} ({_form(voices)}, batch noise neglected)",
         forecast=_text(powers["moments"].value),
-        corrected=(
+        corrected=(f"{UNDECIDED} " if powers["training"].leaves_room(1, np.inf) else "")
+        + (
             f"At fixed epochs {taken}: z* in proportion to B, without any batch noise, already makes nominal epsilon* "
             f"fall as B^-0.5; at fixed steps it would not move. z* grows as B^{_text(powers['training'].value)}."
         ),
@@ -190,7 +195,7 @@ def _in_the_window(voices: dict, source: str, about: str, problem: str) -> Claim
         wanted=f"{low:.3g} to {high:.3g}",
         holds=holds,
         **_beside(at),
-        corrected=(f"{UNDECIDED} " if low <= measured.value <= high else "")
+        corrected=(f"{UNDECIDED} " if measured.leaves_room(low, high) else "")
         + (
             f"The paper counts {counted:,} examples and no accountant; of what was run here, epsilon* as accounted is "
             f"{_text(at['training']['epsilon'])}."

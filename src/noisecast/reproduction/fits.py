@@ -31,6 +31,16 @@ class Estimate(NamedTuple):
         """Whether the whole interval lies there."""
         return low <= self.low and self.high <= high
 
+    def leaves_room(self, low: float, high: float) -> bool:
+        """Whether a number from there may be the true one: the interval reaches it, or there is no interval.
+
+        >>> Estimate(1.0, 0.8, 1.2).leaves_room(1.1, math.inf), Estimate(1.0, 0.8, 1.2).leaves_room(2, 2)
+        (True, False)
+        >>> Estimate(1.0, math.nan, math.nan).leaves_room(2, 2)
+        True
+        """
+        return not (self.high < low or self.low > high)
+
 
 def only(frame: pd.DataFrame, **equal: Any) -> pd.DataFrame:
     """The rows in which each named column has the given value.
