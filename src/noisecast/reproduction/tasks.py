@@ -253,7 +253,7 @@ IMDB_QUICK = replace(
     speed=(0.4, 0.6, 0.8, 1.2, 1.6),
     threshold=(1, 2, 2.5, 3, 3.5, 4),
     budgets=(13.56, 4.52, 2.71, 1.94, 1.36),
-    threshold_batch_sizes=(40, 64, 100),
+    threshold_batch_sizes=(48, 64, 100),
 )
 FORUM_QUICK = replace(
     FORUM,
