@@ -58,7 +58,7 @@ class Plan:
     mean_words: tuple[int, ...] = (15, 50, 148, 500, 1_500)
     runs: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     groups: tuple[int, ...] = (1, 64)
-    secure_rounds: int = 7  # in turns: the machine's other work then falls on both generators
+    turns: int = 7  # where two are compared, in turns: the machine's other work then falls on both
     memory_steps: int = 4_100  # more than the engine draws batches for at once
     imdb_steps: int = 39_000
     forum500_steps: int = 192_250
@@ -67,7 +67,7 @@ class Plan:
 
 QUICK = Plan(
     seconds=0.01, rounds=2, imdb=Shape(400, 300, 20), forum500=Shape(300, 100, 10, 5), num_examples=(200, 400),
-    num_features=(100, 300), mean_words=(5, 20), runs=(1, 4), groups=(1, 4), secure_rounds=2, memory_steps=40,
+    num_features=(100, 300), mean_words=(5, 20), runs=(1, 4), groups=(1, 4), turns=2, memory_steps=40,
     imdb_steps=40, forum500_steps=100, forum500_stretch=20,
 )  # fmt: skip
 
@@ -133,7 +133,7 @@ def secure_curve(plan: Plan, *, core: int, say: Callable) -> list[Row]:
                 steps = [_steps_of(run, plan) for run in (fast, secure)]
                 turns = [
                     [1e6 * _timed(run, n) / (n * runs) for run, n in zip((fast, secure), steps)]
-                    for _ in range(plan.secure_rounds)
+                    for _ in range(plan.turns)
                 ]
                 costs = np.array(turns).T
                 ratios = np.divide(costs[1], costs[0])
@@ -161,9 +161,9 @@ def thread_curve(plan: Plan, task: LinearTask, *, say: Callable) -> list[Row]:
         runs = plan.groups[-1]
         alone = [_start(task, optimizer, runs, repeats=[repeat]) for repeat in (0, 1)]
         both = _start(task, optimizer, runs, repeats=[0, 1])
-        steps = _steps_of(both, plan)
+        steps = 2 * _steps_of(both, plan)  # a second of both: threads wait for each other at the end
         rates: dict[int, list[float]] = {1: [], 2: []}
-        for _ in range(plan.rounds):
+        for _ in range(plan.turns):
             for threads, members in ((1, alone), (2, [both])):
                 with _on(set(cores[-threads:])):
                     spent = sum(_timed(run, steps, time.perf_counter) for run in members)

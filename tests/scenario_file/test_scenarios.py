@@ -68,10 +68,19 @@ def test_a_file_asks_every_optimizer_and_rate_at_every_noise_level(ask):
         (z, *rest) for z in (0.5, 1.0) for rest in (("DP-SGD", 0.1, 1.0), ("DP-SGD", 0.2, 1.0), ("DP-Adam", 0.01, 0.5))
     ]
     assert question.scenarios[2].optimizer.b1 == 0.5
+
     assert question.scenarios[0].mechanism.sampler == Stream(64)
     assert [runner.name for runner in question.runners] == ["training", "sde", "closed_form"]
     assert question.num_seeds == 1 and question.insecure_seeds is None
     assert question.record_at[0] == 0 and question.record_at[-1] == 100 and len(question.record_at) == 21
+
+
+def test_a_file_asks_every_clip_norm_of_its_lists(ask):
+    text = WHOLE.replace("l2_clip_norm = 1.0", "l2_clip_norm = [1.0, 2.0]").replace("[0.5, 1.0]", "0.5")
+    asked = [(s.optimizer.learning_rate, s.mechanism.l2_clip_norm) for s in ask(text).scenarios]
+    assert asked == [(0.1, 1.0), (0.2, 1.0), (0.1, 2.0), (0.2, 2.0), (0.01, 0.5)]
+    asked = ask(text.replace("l2_clip_norm = 0.5", "l2_clip_norm = [0.25, 0.5]")).scenarios
+    assert [s.mechanism.l2_clip_norm for s in asked if s.optimizer.name == "DP-Adam"] == [0.25, 0.5]
 
 
 def test_seeds_and_recorded_steps_can_be_named(ask):

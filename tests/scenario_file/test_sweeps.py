@@ -283,8 +283,6 @@ ONE = WHOLE.replace("[50, 12]", "12").replace("[0.5, 1.0]", "1.0").replace("[0.1
          "Expected one [problem] in a scenario file, got 2; use noisecast sweep."),
         ("batch_size = 12", "batch_size = [12, 24]",
          "Expected one number for [mechanism] batch_size in a scenario file, got [12, 24]; use noisecast sweep."),
-        ("l2_clip_norm = 1.0", "l2_clip_norm = [1.0, 2.0]", "l2_clip_norm in a scenario file, got [1.0, 2.0]; use"),
-        ("l2_clip_norm = 0.1", "l2_clip_norm = [1.0, 2.0]", "[[optimizer]] number 2: l2_clip_norm in a scenario file"),
         (ONE, DRAWN.replace("[50, 12]", "12").replace("[0.5, 1.0]", "1.0"),
          "Expected no table [draws] in a scenario file, got one; use noisecast sweep."),
         (ONE, ONE + "[tuning]\nmean_trials = 2\ndistribution = 'poisson'\n",

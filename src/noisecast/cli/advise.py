@@ -181,7 +181,7 @@ def _tuned(file: Path) -> list[Any]:
     if several:
         raise ValueError(
             f"Expected one setting an optimizer in {file}, as it was tuned at its noise, got {' and '.join(several)}; "
-            "keep one learning rate and one noise_multiplier or target_epsilon."
+            "keep one learning rate, one l2_clip_norm and one noise_multiplier or target_epsilon."
         )
     return list(scenarios)
 

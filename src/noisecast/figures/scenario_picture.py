@@ -18,12 +18,14 @@ CURVE = [
     "scenario",
     "optimizer",
     "learning_rate",
+    "l2_clip_norm",
     "runner",
     "noise_multiplier",
     "epsilon",
     "target_delta",
     "num_steps",
 ]
+SETTINGS = {"learning_rate": "learning rates", "l2_clip_norm": "clip norms"}
 
 
 def data(table: pd.DataFrame, metric: str = "loss") -> pd.DataFrame:
@@ -90,22 +92,28 @@ def _draw_panel(panel, frame: pd.DataFrame) -> None:
             curve["step"], curve["mean"], linestyle=style, marker=marker, markersize=3.2, linewidth=1.3, color=colour
         )
         panel.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0)
-    _label_rates(panel, frame)
+    _label_curves(panel, frame)
     epsilon = epsilon_text(frame["epsilon"].iloc[0], 3)
     panel.set_title(f"ε = {epsilon}   (noise multiplier {frame['noise_multiplier'].iloc[0]:.3g})")
 
 
-def _label_rates(panel, frame: pd.DataFrame) -> None:
-    """The learning rate at each curve's end, where an optimizer has several: colour tells optimizers alone."""
+def _label_curves(panel, frame: pd.DataFrame) -> None:
+    """Rate and clip norm at each curve's end, where an optimizer has several: colour tells optimizers alone."""
     for optimizer, curves in frame.groupby("optimizer", sort=False):
-        if len(set(curves["learning_rate"])) < 2:
+        if not (varying := _varying(curves)):
             continue
-        for rate, curve in curves.dropna(subset=["mean"]).groupby("learning_rate"):
+        for _, curve in curves.dropna(subset=["mean"]).groupby(varying):
             step, value = curve.sort_values("step")[["step", "mean"]].to_numpy()[-1]
             panel.annotate(
-                f"{rate:.3g}", (float(step), float(value)), xytext=(2, 0), textcoords="offset points", va="center",
+                ", ".join(f"{curve[name].iloc[0]:.3g}" for name in varying),
+                (float(step), float(value)), xytext=(2, 0), textcoords="offset points", va="center",
                 fontsize=6, color=OPTIMIZER_COLOURS.get(str(optimizer), OTHER_COLOUR), annotation_clip=True,
             )  # fmt: skip
+
+
+def _varying(curves: pd.DataFrame) -> list[str]:
+    """Which settings an optimizer's curves differ in: some of `SETTINGS`."""
+    return [name for name in SETTINGS if len(set(curves[name])) > 1]
 
 
 def _frame_axes(panels, frame: pd.DataFrame, columns: int) -> None:
@@ -139,8 +147,9 @@ def _legend(figure: Figure, spare, frame: pd.DataFrame) -> None:
     notes = ["losses are non-private"]
     if np.isfinite(frame["low"]).any():
         notes.insert(0, "band: 95 % interval of the mean over seeds")
-    if any(len(set(curves["learning_rate"])) > 1 for _, curves in frame.groupby("optimizer")):
-        notes.append("numbers: learning rates")
+    varying = {name for _, curves in frame.groupby("optimizer") for name in _varying(curves)}
+    if varying:
+        notes.append("numbers: " + ", ".join(label for name, label in SETTINGS.items() if name in varying))
     title = "; ".join(notes)
     if spare is not None:
         spare.legend(handles=handles, loc="center left", title=title, title_fontsize=8)

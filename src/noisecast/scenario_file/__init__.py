@@ -18,16 +18,16 @@ degrees_of_freedom = inf
 
 [mechanism]
 noise_multiplier = [0.5, 1]  # a number or a list; or target_epsilon
-l2_clip_norm = 1.0
+l2_clip_norm = 1.0           # a number or a list
 batch_size = 64
 sampler = "stream"           # of data sets: "poisson" (the default), "fixed-size" or "shuffled"
 
 [[optimizer]]
 name = "dp-sgd"
 learning_rate = 0.1          # a number or a list
-l2_clip_norm = 0.5           # where it differs from the mechanism's
+l2_clip_norm = 0.5           # where it differs from the mechanism's; a number or a list
 
-A sweep file says more: several [[problem]] tables, lists of batch_size and l2_clip_norm, and two tables of its own.
+A sweep file says more: several [[problem]] tables, a list of batch_size, and two tables of its own.
 
 [draws]                      # random cells in place of the grid: 20 of each optimizer
 count = 20                   # learning_rate = {log_uniform = [0.01, 1.0]}, l2_clip_norm and noise_multiplier alike;
@@ -79,7 +79,7 @@ class SweepFile:
 
 
 def read_scenario_file(path: str | Path) -> Question:
-    """Read and check a scenario file: a sweep file of one problem, batch size and clip. Paths in it are relative to it.
+    """Read and check a scenario file: a sweep file of one problem and batch size. Paths in it are relative to it.
 
     Raises:
       ScenarioFileError: with every mistake; those that only the data can show come when all others are mended.

@@ -52,16 +52,14 @@ def contradictions(tables: Tables) -> Iterator[str]:
 
 
 def beyond_a_scenario(tables: Tables) -> Iterator[str]:
-    """What a sweep file may say and a scenario file may not: it has one problem, one batch size and one clip."""
+    """What a sweep file may say and a scenario file may not: it has one problem and one batch size."""
     problems = tables.get("problem")
     if isinstance(problems, list) and len(problems) > 1:
         yield f"Expected one [problem] in a scenario file, got {len(problems)}; {SWEEP}"
-    for section, names in (("mechanism", ("batch_size", "l2_clip_norm")), ("optimizer", ("l2_clip_norm",))):
-        for where, table in _dicts(section, tables):
-            for name in names:
-                values = table.get(name)
-                if isinstance(values, list) and len(values) > 1:
-                    yield f"Expected one number for {where}{name} in a scenario file, got {values}; {SWEEP}"
+    for where, mechanism in _dicts("mechanism", tables):
+        values = mechanism.get("batch_size")
+        if isinstance(values, list) and len(values) > 1:
+            yield f"Expected one number for {where}batch_size in a scenario file, got {values}; {SWEEP}"
     for section in ("draws", "tuning"):
         if section in tables:
             yield f"Expected no table [{section}] in a scenario file, got one; {SWEEP}"
