@@ -32,6 +32,7 @@ from noisecast.privacy.counter_noise import (
     normal_cdf,
     normal_pair,
     threefry,
+    threefry_twice,
 )
 
 f32, u32 = np.float32, np.uint32
@@ -40,7 +41,7 @@ f32, u32 = np.float32, np.uint32
 ANY_ORDER: Any = INSIDE | {"fastmath": {*FAST["fastmath"], "reassoc"}}
 VECTOR = 16  # lanes of 32 bits that fill one
 # Rows whose noise is drawn at once: it stays in the first-level cache, and the loop along it is long enough.
-TILE, TILE_OF_FEW_LANES = 64, 1024
+TILE, TILE_OF_FEW_LANES = 128, 1024
 BLOCKS = 16  # of counters that lie side by side: four words each make the noise of 64 rows, what a tile is made of
 LINE = 16  # numbers of 32 bits in a line of the cache
 NEAR_TIE = f32(1e-6)  # float32 cannot decide a coin that lands this near its threshold
@@ -310,64 +311,116 @@ def _secure_normal_tile(first, count, step, purpose, scratch):
 
 
 @numba.njit(**INSIDE)
+def _normal_lanes(out, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose):
+    """`_normal_tile` of the lanes below `whole`: vectors lie along lanes."""
+    wide_vectors()
+    for row in range(0, count, 4 * BLOCKS):
+        block = (first + row) // 4
+        for i in range(0, min(BLOCKS, count - row), 2):
+            for lane in range(whole - whole % VECTOR):
+                a, b, c, d, e, f, g, h = threefry_twice(
+                    lane_of[lane], u32(block + i), u32(block + i + 1), step, purpose,
+                    k0[lane], k1[lane], k2[lane], k3[lane],
+                )  # fmt: skip
+                out[row + i, lane], out[row + BLOCKS + i, lane] = normal_pair(a, b)
+                out[row + i + 1, lane], out[row + BLOCKS + i + 1, lane] = normal_pair(e, f)
+                out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = normal_pair(c, d)
+                out[row + 2 * BLOCKS + i + 1, lane], out[row + 3 * BLOCKS + i + 1, lane] = normal_pair(g, h)
+
+
+@numba.njit(**INSIDE)
+def _normal_rows(out, column, first, count, lane, own, k0, k1, k2, k3, step, purpose):
+    """`_normal_tile` of one lane: vectors lie along rows."""
+    wide_vectors()
+    flat, alone = out.reshape(-1), out.shape[1] == 1
+    for row in range(0, count, 8 * BLOCKS):
+        block, to = (first + row) // 4, flat[row : row + 8 * BLOCKS] if alone else column
+        for i in range(BLOCKS):
+            a, b, c, d, e, f, g, h = threefry_twice(
+                own, u32(block + i), u32(block + BLOCKS + i), step, purpose, k0, k1, k2, k3
+            )
+            to[i], to[BLOCKS + i] = normal_pair(a, b)
+            to[2 * BLOCKS + i], to[3 * BLOCKS + i] = normal_pair(c, d)
+            to[4 * BLOCKS + i], to[5 * BLOCKS + i] = normal_pair(e, f)
+            to[6 * BLOCKS + i], to[7 * BLOCKS + i] = normal_pair(g, h)
+        if not alone:
+            for i in range(8 * BLOCKS):
+                out[row + i, lane] = column[i]
+
+
+# Copied by Numba, so that a call need not count who holds the arrays of `lanes` and `scratch`, two dozen.
+@numba.njit(inline="always")
 def _normal_tile(first, count, lanes, step, purpose, scratch):
     """scratch.normals[:count]: N(0, 1) of the rows number first, first + 1, ...
 
     Row 64 t + 16 w + i has word w of block 16 t + i, so that blocks of counters fill vectors along rows, too.
     """
-    wide_vectors()
-    if scratch.cipher_start.shape[1]:
-        _secure_normal_tile(first, count, step, purpose, scratch)
-        return
-    out, column = scratch.normals, scratch.normal_column
     lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
     whole = len(lane_of) - len(lane_of) % VECTOR  # along lanes as far as these fill vectors, along rows the others
-    for row in range(0, count, 4 * BLOCKS):
-        block = (first + row) // 4
-        for i in range(min(BLOCKS, count - row)):
-            for lane in range(whole):
-                a, b, c, d = threefry(
-                    lane_of[lane], u32(block + i), step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
-                )
-                out[row + i, lane], out[row + BLOCKS + i, lane] = normal_pair(a, b)
-                out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = normal_pair(c, d)
+    if scratch.cipher_start.shape[1]:
+        _secure_normal_tile(first, count, step, purpose, scratch)
+    else:
+        _normal_lanes(scratch.normals, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose)
         for lane in range(whole, len(lane_of)):
-            own, w0, w1, w2, w3 = lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane]
-            for i in range(BLOCKS):
-                a, b, c, d = threefry(own, u32(block + i), step, purpose, w0, w1, w2, w3)
-                column[i], column[BLOCKS + i] = normal_pair(a, b)
-                column[2 * BLOCKS + i], column[3 * BLOCKS + i] = normal_pair(c, d)
-            for i in range(4 * BLOCKS):
-                out[row + i, lane] = column[i]
+            _normal_rows(
+                scratch.normals, scratch.normal_column, first, count, lane,
+                lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane], step, purpose,
+            )  # fmt: skip
 
 
 @numba.njit(**INSIDE)
-def _word_tile(first, count, lanes, step, purpose, scratch):
-    """`_normal_tile`, of words of 32 bits: scratch.words[:count]."""
+def _word_lanes(out, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose):
+    """`_normal_lanes`, of words."""
     wide_vectors()
-    if scratch.cipher_start.shape[1]:
-        _secure_word_tile(first, count, step, purpose, scratch)
-        return
-    out, column = scratch.words, scratch.word_column
-    lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
-    whole = len(lane_of) - len(lane_of) % VECTOR  # along lanes as far as these fill vectors, along rows the others
     for row in range(0, count, 4 * BLOCKS):
         block = (first + row) // 4
-        for i in range(min(BLOCKS, count - row)):
-            for lane in range(whole):
-                a, b, c, d = threefry(
-                    lane_of[lane], u32(block + i), step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
-                )
+        for i in range(0, min(BLOCKS, count - row), 2):
+            for lane in range(whole - whole % VECTOR):
+                a, b, c, d, e, f, g, h = threefry_twice(
+                    lane_of[lane], u32(block + i), u32(block + i + 1), step, purpose,
+                    k0[lane], k1[lane], k2[lane], k3[lane],
+                )  # fmt: skip
                 out[row + i, lane], out[row + BLOCKS + i, lane] = a, b
+                out[row + i + 1, lane], out[row + BLOCKS + i + 1, lane] = e, f
                 out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = c, d
-        for lane in range(whole, len(lane_of)):
-            own, w0, w1, w2, w3 = lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane]
-            for i in range(BLOCKS):
-                a, b, c, d = threefry(own, u32(block + i), step, purpose, w0, w1, w2, w3)
-                column[i], column[BLOCKS + i] = a, b
-                column[2 * BLOCKS + i], column[3 * BLOCKS + i] = c, d
-            for i in range(4 * BLOCKS):
+                out[row + 2 * BLOCKS + i + 1, lane], out[row + 3 * BLOCKS + i + 1, lane] = g, h
+
+
+@numba.njit(**INSIDE)
+def _word_rows(out, column, first, count, lane, own, k0, k1, k2, k3, step, purpose):
+    """`_normal_rows`, of words."""
+    wide_vectors()
+    flat, alone = out.reshape(-1), out.shape[1] == 1
+    for row in range(0, count, 8 * BLOCKS):
+        block, to = (first + row) // 4, flat[row : row + 8 * BLOCKS] if alone else column
+        for i in range(BLOCKS):
+            a, b, c, d, e, f, g, h = threefry_twice(
+                own, u32(block + i), u32(block + BLOCKS + i), step, purpose, k0, k1, k2, k3
+            )
+            to[i], to[BLOCKS + i] = a, b
+            to[2 * BLOCKS + i], to[3 * BLOCKS + i] = c, d
+            to[4 * BLOCKS + i], to[5 * BLOCKS + i] = e, f
+            to[6 * BLOCKS + i], to[7 * BLOCKS + i] = g, h
+        if not alone:
+            for i in range(8 * BLOCKS):
                 out[row + i, lane] = column[i]
+
+
+# Copied by Numba, so that a call need not count who holds the arrays of `lanes` and `scratch`, two dozen.
+@numba.njit(inline="always")
+def _word_tile(first, count, lanes, step, purpose, scratch):
+    """`_normal_tile`, of words of 32 bits: scratch.words[:count]."""
+    lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
+    whole = len(lane_of) - len(lane_of) % VECTOR  # along lanes as far as these fill vectors, along rows the others
+    if scratch.cipher_start.shape[1]:
+        _secure_word_tile(first, count, step, purpose, scratch)
+    else:
+        _word_lanes(scratch.words, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose)
+        for lane in range(whole, len(lane_of)):
+            _word_rows(
+                scratch.words, scratch.word_column, first, count, lane,
+                lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane], step, purpose,
+            )  # fmt: skip
 
 
 @numba.njit(**INLINE)

@@ -29,11 +29,12 @@ from noisecast.privacy.counter_noise import (
     normal_pair,
     threefry,
     threefry_12,
+    threefry_12_twice,
 )
 
 f32, u32, i32 = np.float32, np.uint32, np.int32
 
-TILE = 16  # coordinates whose noise is drawn at once; a multiple of 4
+TILE = 16  # coordinates whose noise is drawn at once; a multiple of 8
 CHI_SQUARE = u32(3)  # a purpose beside those of counter_noise
 FARTHEST = f32(1e15)  # a longer example is clipped to its direction whatever its length; its square fits float32
 _INV_SQRT_2 = f32(math.sqrt(0.5))
@@ -88,7 +89,7 @@ class Scratch(NamedTuple):
 
 @numba.njit(**INSIDE)
 def normal_tile(out, first, count, example, step, key):
-    """out[:count]: N(0, 1) of coordinates first, first + 1, ...; `first` is a multiple of 4, as is len(out)."""
+    """out[:count]: N(0, 1) of coordinates first, first + 1, ...; `first` is a multiple of 4, len(out) of 8."""
     wide_vectors()
     k0, k1, k2, k3 = key[0], key[1], key[2], key[3]
     if count <= 2:  # two dimensions need half a block
@@ -97,13 +98,18 @@ def normal_tile(out, first, count, example, step, key):
             a, b, _, _ = threefry_12(example, at, step, STEP_NOISE, k0[lane], k1[lane], k2[lane], k3[lane])
             one[lane], two[lane] = normal_pair(a, b)
         return
-    for block in range((count + 3) // 4):
+    for block in range(0, (count + 3) // 4, 2):
         at = u32(first // 4 + block)
         one, two, three, four = out[4 * block], out[4 * block + 1], out[4 * block + 2], out[4 * block + 3]
+        five, six, seven, eight = out[4 * block + 4], out[4 * block + 5], out[4 * block + 6], out[4 * block + 7]
         for lane in range(out.shape[1]):
-            a, b, c, d = threefry_12(example, at, step, STEP_NOISE, k0[lane], k1[lane], k2[lane], k3[lane])
+            a, b, c, d, e, f, g, h = threefry_12_twice(
+                example, at, u32(at + u32(1)), step, STEP_NOISE, k0[lane], k1[lane], k2[lane], k3[lane]
+            )
             one[lane], two[lane] = normal_pair(a, b)
             three[lane], four[lane] = normal_pair(c, d)
+            five[lane], six[lane] = normal_pair(e, f)
+            seven[lane], eight[lane] = normal_pair(g, h)
 
 
 @numba.njit(**INSIDE)
