@@ -142,8 +142,20 @@ def test_it_is_drawn(tmp_path):
     drawn.savefig(tmp_path / "picture.png")
 
 
-def test_one_seed_and_no_forecast_are_enough():
+def test_one_seed_and_no_forecast_are_enough_and_decide_little():
     rows = table(runners=("training",))
     frame = data(rows[rows["seed"] == 0])
     assert len(claims(frame)) == 10 and draw(frame).axes
+    assert {
+        short: claim.verdict for short, claim in by_words(claims(frame)).items() if short != "printed"
+    } == dict.fromkeys(("is one", "falls", "why", "window"), "open")
+
+
+def test_where_some_resamples_do_not_cross_it_is_open():
+    rows = table()
+    sign = (rows["optimizer"] == "DP-SignSGD") & (rows["metric"] == "loss")
+    rows.loc[sign & rows["seed"].isin(SEEDS[: len(SEEDS) // 2]), "value"] = 1e-3
+    assert by_words(claims(data(rows)))["is one"].verdict == "open"
+    rows.loc[sign, "value"] = 1e9
+    assert by_words(claims(data(rows)))["is one"].verdict == "no"
     assert fig_threshold.TITLE

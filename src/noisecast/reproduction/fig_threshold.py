@@ -117,16 +117,19 @@ def claims(frame: pd.DataFrame) -> list[Claim]:
 
 def _there_is_one(rows: Any, voices: dict, source: str, about: str, name: str) -> Claim:
     size, at = _middle(voices)
-    found = np.isfinite(at["training"]["noise_multiplier"])
+    measured = Estimate(*_numbers(at["training"]).values())
+    # Resamples without a crossing in the range have it at 0 or at infinity: an interval that reaches there has room.
+    found, holds = np.isfinite(measured.value), measured.low > 0 and measured.high < np.inf
+    exceptions = _exceptions(rows[rows["expected_batch_size"] == size], name, found)
     return Claim(
         source=source,
         statement=f"{about}below some epsilon {name} has the lower final loss, above it DP-SGD.",
         measure=f"noise multiplier at which the losses cross, B = {size:g} (epsilon {at['training']['epsilon']:.3g})",
-        **_numbers(at["training"]),
-        wanted="finite",
-        holds=bool(found),
+        **measured._asdict(),
+        wanted="> 0 and finite",
+        holds=bool(holds),
         **_beside(at),
-        corrected=" ".join(_exceptions(rows[rows["expected_batch_size"] == size], name, found)),
+        corrected=" ".join([*([UNDECIDED] if found and not holds else []), *exceptions]),
     )
 
 
@@ -187,14 +190,13 @@ def _in_the_window(voices: dict, source: str, about: str, problem: str) -> Claim
     low, high = window_of(problem, size)
     (shown, counted, _) = WINDOWS[task_of(problem).name]
     measured = Estimate(*_numbers(at["training"]).values())
-    holds = measured.within(low, high) if np.isfinite(measured.low) else bool(low <= measured.value <= high)
     return Claim(
         source=source,
         statement=f"{about}the threshold lies in the window shown, epsilon {shown[0]:g} to {shown[1]:g} (its count).",
         measure=f"noise multiplier at which the losses cross, B = {size:g}",
         **_numbers(at["training"]),
         wanted=f"{low:.3g} to {high:.3g}",
-        holds=holds,
+        holds=measured.within(low, high),
         **_beside(at),
         corrected=(f"{UNDECIDED} " if measured.leaves_room(low, high) else "")
         + (
