@@ -317,7 +317,7 @@ def _normal_lanes(out, first, count, whole, lane_of, k0, k1, k2, k3, step, purpo
     for row in range(0, count, 4 * BLOCKS):
         block = (first + row) // 4
         for i in range(0, min(BLOCKS, count - row), 2):
-            for lane in range(whole - whole % VECTOR):
+            for lane in range(whole):
                 a, b, c, d, e, f, g, h = threefry_twice(
                     lane_of[lane], u32(block + i), u32(block + i + 1), step, purpose,
                     k0[lane], k1[lane], k2[lane], k3[lane],
@@ -375,7 +375,7 @@ def _word_lanes(out, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose
     for row in range(0, count, 4 * BLOCKS):
         block = (first + row) // 4
         for i in range(0, min(BLOCKS, count - row), 2):
-            for lane in range(whole - whole % VECTOR):
+            for lane in range(whole):
                 a, b, c, d, e, f, g, h = threefry_twice(
                     lane_of[lane], u32(block + i), u32(block + i + 1), step, purpose,
                     k0[lane], k1[lane], k2[lane], k3[lane],
