@@ -107,7 +107,7 @@ BUGS = (
         (CLIP,),
         (("engines/row_sparse.py", "batches, sizes = _packed(drawn.indices, drawn.mask)",
           "batches, sizes = _packed(drawn.indices, drawn.mask)\n"
-          "            self._lanes.step_size[:] *= self._mechanism.expected_batch_size / max(1, sizes[0])"),),
+          "            lanes.step_size[:] *= self._mechanism.expected_batch_size / max(1, sizes[0])"),),
     ),
     Bug(
         "shuffled accounted as Poisson",

@@ -343,6 +343,24 @@ def test_a_learning_rate_beyond_stability_is_not_called_ok():
     assert not (table["status"] == "ok").any()
 
 
+def test_columns_that_bend_together_overshoot_together():
+    """Each column alone is far from the edge of stability; twenty that are nearly one are beyond it, and it is said."""
+    rng = np.random.Generator(np.random.PCG64(7))
+    labels = (np.arange(400) % 2).astype(np.int32)
+    for shared, is_beyond in ((0.95, True), (0.0, False)):
+        features = np.sqrt(shared) * rng.standard_normal((400, 1)) + np.sqrt(1 - shared) * rng.standard_normal(
+            (400, 20)
+        )
+        problem = linear_model(Dataset("columns", features.astype(np.float32), labels, ("no", "yes")))
+        scenario = asked(
+            problem, DPSGD(learning_rate=0.5), 100, sampler=Poisson.for_batch_size(32, 400),
+            noise_multiplier=1.0, l2_clip_norm=4.0,
+        )  # fmt: skip
+        found = Moments().forecast(scenario, [])
+        assert bool(found.extrapolated[-1]) == is_beyond
+        assert any("overshoot" in reason for reason in found.reasons) == is_beyond
+
+
 def test_refusals_are_sentences():
     model = jax_model(lambda params, x: (params["w"] * x).sum(), {"w": np.ones(2, np.float32)}, np.ones((9, 2)))
     scenario = asked(

@@ -188,6 +188,7 @@ def test_three_mistakes_are_reported_at_once(ask):
         (MECHANISM, "", "Expected a table [mechanism], got none"),
         (PROBLEM, "", "Expected a table [problem], got none"),
         ("num_steps = 100", "num_steps = ", "is not a TOML file"),
+        ("l2_clip_norm = 1.0", "l2_clip_norm = {min = 0.1, max = 1.0}", "a range {log_uniform = [low, high]}"),
     ],
 )  # fmt: skip
 def test_one_mistake_is_one_sentence(ask, old, new, sentence):
@@ -210,6 +211,12 @@ def test_mistakes_in_the_data_are_sentences_too(ask):
 def test_a_missing_file_is_a_sentence(tmp_path):
     with pytest.raises(ScenarioFileError, match="There is no scenario file"):
         read_scenario_file(tmp_path / "no.toml")
+
+
+def test_a_file_of_bytes_is_a_sentence(tmp_path):
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ScenarioFileError, match="is not UTF-8 text; save the file as UTF-8."):
+        read_scenario_file(tmp_path / "bytes.toml")
 
 
 def test_every_optimizer_has_a_name_to_type():

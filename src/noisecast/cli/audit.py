@@ -1,6 +1,8 @@
 """`noisecast audit`: attack the mechanism, and set what the attack proves beside what the accountant proves."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,7 +64,7 @@ def _audits(
     file: Path | None, optimizer, engine, epsilon, delta, runs, confidence, insecure_seed
 ) -> Iterator[Callable[[], Any]]:
     from noisecast.audit.standard import audits_of, standard_audits
-    from noisecast.optimizers import OPTIMIZERS
+    from noisecast.optimizers import OPTIMIZERS, with_learning_rate
     from noisecast.privacy.noise import RandomRoot
     from noisecast.scenario import check_constant_rates
     from noisecast.scenario_file import read_scenario_file
@@ -84,9 +86,22 @@ def _audits(
         return
     scenarios = read_scenario_file(file).scenarios
     check_constant_rates(scenarios, "to audit, at a rate of the audit's own")
+    # At a rate of the audit's own: scenarios that differ in theirs alone are one audit.
+    asked: dict[Any, Any] = {}
     for scenario in scenarios:
+        asked.setdefault((with_learning_rate(scenario.optimizer, 1.0), scenario.mechanism), scenario)
+    is_one = len({mechanism for _, mechanism in asked}) == 1
+    for scenario in asked.values():
         if type(scenario.optimizer) in kinds:
-            yield from audits_of(scenario, root=root, runs=runs, confidence=confidence, engines=engines)
+            for one in audits_of(scenario, root=root, runs=runs, confidence=confidence, engines=engines):
+                yield one if is_one else partial(_of_mechanism, one, scenario.mechanism)
+
+
+def _of_mechanism(one: Callable[[], Any], mechanism: Any) -> Any:
+    """The verdict, with the noise and the clip norm that tell it from others of the file."""
+    verdict = one()
+    what = f"noise {number(mechanism.noise_multiplier, 3)}, clip {number(mechanism.l2_clip_norm, 3)}, {verdict.what}"
+    return replace(verdict, what=what)
 
 
 def _done(one: Callable[[], Any], quiet: bool) -> Any:

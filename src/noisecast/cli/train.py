@@ -253,8 +253,9 @@ def _check_places(output: Path, resume: bool) -> None:
     if output.exists():
         # Killed between the two, a run leaves both.
         secret = f" Delete {checkpoint} as well: it holds the secret of that model's noise."
+        done = "; if a run with --resume wrote it, that run has finished" if resume else ""
         raise ValueError(
-            f"Expected --output to be a new directory, {output} exists; choose another name or remove it."
+            f"Expected --output to be a new directory, {output} exists{done}; choose another name or remove it."
             + (secret if checkpoint.is_file() else "")
         )
     reason = why_unwritable(output.absolute())

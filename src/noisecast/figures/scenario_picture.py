@@ -1,6 +1,7 @@
 """The scenario picture: a metric against steps, what happened next to what theory said, one panel a privacy level."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 import scipy.stats
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from scipy.optimize import isotonic_regression
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LABELS, RUNNER_LINES
 from noisecast.privacy.accounting import epsilon_text
@@ -25,7 +27,7 @@ CURVE = [
     "target_delta",
     "num_steps",
 ]
-SETTINGS = {"learning_rate": "learning rates", "l2_clip_norm": "clip norms"}
+SETTINGS = {"learning_rate": "rate", "l2_clip_norm": "clip"}
 
 
 def data(table: pd.DataFrame, metric: str = "loss") -> pd.DataFrame:
@@ -71,6 +73,8 @@ def draw(frame: pd.DataFrame, metric: str = "loss") -> Figure:
         for panel in panels[len(levels) :]:
             panel.axis("off")
         _frame_axes(panels[: len(levels)], frame, columns)
+        for panel, level in zip(panels, levels):
+            _label_curves(panel, frame.loc[frame["noise_multiplier"] == level])
         figure.supylabel(f"{METRICS[metric].label}", fontsize=9)
         figure.suptitle(", ".join(frame["problem"].unique()), fontsize=10)
         spare = panels[len(levels)] if len(levels) < len(panels) else None
@@ -92,23 +96,49 @@ def _draw_panel(panel, frame: pd.DataFrame) -> None:
             curve["step"], curve["mean"], linestyle=style, marker=marker, markersize=3.2, linewidth=1.3, color=colour
         )
         panel.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0)
-    _label_curves(panel, frame)
     epsilon = epsilon_text(frame["epsilon"].iloc[0], 3)
     panel.set_title(f"ε = {epsilon}   (noise multiplier {frame['noise_multiplier'].iloc[0]:.3g})")
 
 
 def _label_curves(panel, frame: pd.DataFrame) -> None:
-    """Rate and clip norm at each curve's end, where an optimizer has several: colour tells optimizers alone."""
-    for optimizer, curves in frame.groupby("optimizer", sort=False):
-        if not (varying := _varying(curves)):
-            continue
-        for _, curve in curves.dropna(subset=["mean"]).groupby(varying):
-            step, value = curve.sort_values("step")[["step", "mean"]].to_numpy()[-1]
-            panel.annotate(
-                ", ".join(f"{curve[name].iloc[0]:.3g}" for name in varying),
-                (float(step), float(value)), xytext=(2, 0), textcoords="offset points", va="center",
-                fontsize=6, color=OPTIMIZER_COLOURS.get(str(optimizer), OTHER_COLOUR), annotation_clip=True,
-            )  # fmt: skip
+    """Rate and clip norm beside each curve's end, where an optimizer has several: colour tells optimizers alone."""
+    ends = []
+    for optimizer in frame["optimizer"].unique():
+        curves: Any = frame[frame["optimizer"] == optimizer]
+        varying = _varying(curves)
+        for scenario in curves["scenario"].unique() if varying else []:
+            curve = curves[(curves["scenario"] == scenario) & curves["mean"].notna()]
+            if curve.empty:
+                continue
+            trained = curve[curve["runner"] == "training"]  # where it was: formulas may end elsewhere
+            last = (curve if trained.empty else trained).sort_values("step").iloc[-1]
+            text = ", ".join(f"{SETTINGS[name]} {last[name]:.3g}" for name in varying)
+            ends.append((_share_of_height(panel, last["mean"]), text, OPTIMIZER_COLOURS.get(optimizer, OTHER_COLOUR)))
+    ends.sort(key=lambda end: end[0])
+    for height, (_, text, colour) in zip(_apart([height for height, _, _ in ends]), ends, strict=True):
+        panel.annotate(
+            text, (1.0, height), xycoords="axes fraction", xytext=(3, 0), textcoords="offset points", va="center",
+            fontsize=6, color=colour, annotation_clip=False,
+        )  # fmt: skip
+
+
+def _share_of_height(panel, value: float) -> float:
+    """Where a value lies in a panel, from 0 at the bottom to 1 at the top; beyond it, at its edge."""
+    _, height = panel.transAxes.inverted().transform(panel.transData.transform((0.0, value)))
+    return float(np.clip(height, 0.0, 1.0))
+
+
+def _apart(heights: list[float], gap: float = 0.05) -> list[float]:
+    """Increasing shares of a panel's height, moved as little as lets texts stand one above another.
+
+    >>> [round(height, 2) for height in _apart([0.1, 0.5, 0.5], gap=0.1)]
+    [0.1, 0.45, 0.55]
+    """
+    if len(heights) < 2:
+        return heights
+    room = np.arange(len(heights)) * gap
+    # The nearest increasing sequence, once the room that each needs is taken off (isotonic regression).
+    return (isotonic_regression(np.array(heights) - room).x + room).tolist()
 
 
 def _varying(curves: pd.DataFrame) -> list[str]:
@@ -147,9 +177,6 @@ def _legend(figure: Figure, spare, frame: pd.DataFrame) -> None:
     notes = ["losses are non-private"]
     if np.isfinite(frame["low"]).any():
         notes.insert(0, "band: 95 % interval of the mean over seeds")
-    varying = {name for _, curves in frame.groupby("optimizer") for name in _varying(curves)}
-    if varying:
-        notes.append("numbers: " + ", ".join(label for name, label in SETTINGS.items() if name in varying))
     title = "; ".join(notes)
     if spare is not None:
         spare.legend(handles=handles, loc="center left", title=title, title_fontsize=8)

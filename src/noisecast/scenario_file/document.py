@@ -71,7 +71,9 @@ def _read_toml(path: Path) -> tuple[str, Tables]:
         raise ScenarioFileError([f"There is no scenario file {path}; check the path."]) from None
     except OSError as error:
         raise ScenarioFileError([f"{path} cannot be read: {error.strerror}."]) from None
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, 1,000 brackets
+    except UnicodeDecodeError:
+        raise ScenarioFileError([f"{path} is not UTF-8 text; save the file as UTF-8."]) from None
+    except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, 1,000 brackets
         raise ScenarioFileError([f"{path} is not a TOML file: {str(error).rstrip('.')}."]) from None
 
 
