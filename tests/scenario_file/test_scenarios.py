@@ -215,7 +215,7 @@ def test_a_missing_file_is_a_sentence(tmp_path):
 
 def test_a_file_of_bytes_is_a_sentence(tmp_path):
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ScenarioFileError, match="is not UTF-8 text; save the file as UTF-8."):
+    with pytest.raises(ScenarioFileError, match="is not UTF-8 text"):
         read_scenario_file(tmp_path / "bytes.toml")
 
 
