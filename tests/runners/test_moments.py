@@ -353,7 +353,7 @@ def test_columns_that_bend_together_overshoot_together():
         )
         problem = linear_model(Dataset("columns", features.astype(np.float32), labels, ("no", "yes")))
         scenario = asked(
-            problem, DPSGD(learning_rate=0.5), 100, sampler=Poisson.for_batch_size(32, 400),
+            problem, DPSGD(learning_rate=1.0), 100, sampler=Poisson.for_batch_size(32, 400),
             noise_multiplier=1.0, l2_clip_norm=4.0,
         )  # fmt: skip
         found = Moments().forecast(scenario, [])

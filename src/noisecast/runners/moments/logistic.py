@@ -41,7 +41,8 @@ SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabili
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
 MOST_SETTLING, SETTLED = 4, 0.1  # fields looked at for a middle that leads to itself; bend of slopes by the last
 POWERS = 3  # of the curvature a time step
-LARGEST_STEP = 1.4  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
+LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the way: steps overshoot, and explode at 2
+LARGEST_LASTING_STEP = 1.2  # eta times the largest curvature of all: where it is no passing one
 
 
 def handles(problem: Any) -> bool:
@@ -104,7 +105,7 @@ class _LogisticSolve:
         self.num_steps, self.num_examples = scenario.num_steps, int(scenario.problem.num_examples or 0)
         self.closure: Any = self.optimizer.theory.closure
         self.rows, self.settings = examples.train, settings
-        self.split, self.steepest, self.first_move = self.rows.block.shape[1], 0.0, 0.0
+        self.split, self.steepest, self.lasting, self.first_move = self.rows.block.shape[1], 0.0, 0.0, 0.0
         self.direction = np.full(self.split, 1 / np.sqrt(self.split))  # in the block, of the largest curvature
         clip = self.mechanism.l2_clip_norm
         self.bound = residual_bound(clip, self.rows)
@@ -144,9 +145,10 @@ class _LogisticSolve:
         reasons = []
         if not is_finite(at):
             reasons.append("The weights grow without bound.")
-        if self.steepest > LARGEST_STEP:
+        if self.steepest > LARGEST_STEP or self.lasting > LARGEST_LASTING_STEP:
+            reach = max(self.steepest, self.lasting)
             reasons.append(
-                f"Steps overshoot: learning rate times curvature reaches {self.steepest:.2g}, and 2 explodes. The loss "
+                f"Steps overshoot: learning rate times curvature reaches {reach:.2g}, and 2 explodes. The loss "
                 "swings from run to run, and its mean may be far from the forecast."
             )
         if self.first_move > LARGEST_MOVE:
@@ -344,16 +346,19 @@ class _LogisticSolve:
             return True
         memory = self.closure.memory(at.memory, field.law, step, 1)
         gain = self.closure.response(field.law, memory)[1]
-        self.steepest = max(self.steepest, self.learning_rate * self._largest_curvature(field, gain))
+        curvature = np.concatenate([np.diag(field.jacobian), field.jacobian_diag])
+        self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * curvature)))
+        self.lasting = self.learning_rate * self._largest_curvature(field, gain)
         if step == 0:
             moved = self.rows.dot(self.learning_rate * self.closure.response(field.law, memory)[0])
             self.first_move = float(np.sqrt(np.mean(moved**2)))
         too_small = self.rows.num_examples < FEWEST_EXAMPLES or self.bound.min() < SMALLEST_BOUND
-        return self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self._is_short or too_small
+        overshoots = bool(self.steepest > LARGEST_STEP or self.lasting > LARGEST_LASTING_STEP)
+        return overshoots or self.first_move > LARGEST_MOVE or self._is_short or too_small
 
     def _largest_curvature(self, field: _Field, gain: np.ndarray) -> float:
         """Of the optimizer's drift: in the block by a power iteration that goes on from step to step, since correlated
-        features bend together far more than each alone; in the rest that of each.
+        features bend together far more than each alone; in the rest that of each. At the start it may pass 2 unharmed.
         """
         root = np.sqrt(gain[: self.split])
         largest = float(np.max(gain[self.split :] * field.jacobian_diag, initial=0.0))
