@@ -5,7 +5,6 @@ import pytest
 from synthetic import draw_for, imdb_row
 
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
-from noisecast.reproduction import fig_threshold
 from noisecast.reproduction.fig_threshold import PLANS, claims, data, draw
 from noisecast.reproduction.tasks import IMDB
 from noisecast.reproduction.thresholds import thresholds, window_of
@@ -158,4 +157,3 @@ def test_where_some_resamples_do_not_cross_it_is_open():
     assert by_words(claims(data(rows)))["is one"].verdict == "open"
     rows.loc[sign, "value"] = 1e9
     assert by_words(claims(data(rows)))["is one"].verdict == "no"
-    assert fig_threshold.TITLE

@@ -348,9 +348,8 @@ def test_columns_that_bend_together_overshoot_together():
     rng = np.random.Generator(np.random.PCG64(7))
     labels = (np.arange(400) % 2).astype(np.int32)
     for shared, is_beyond in ((0.95, True), (0.0, False)):
-        features = np.sqrt(shared) * rng.standard_normal((400, 1)) + np.sqrt(1 - shared) * rng.standard_normal(
-            (400, 20)
-        )
+        one, own = rng.standard_normal((400, 1)), rng.standard_normal((400, 20))
+        features = np.sqrt(shared) * one + np.sqrt(1 - shared) * own
         problem = linear_model(Dataset("columns", features.astype(np.float32), labels, ("no", "yes")))
         scenario = asked(
             problem, DPSGD(learning_rate=1.0), 100, sampler=Poisson.for_batch_size(32, 400),

@@ -68,7 +68,6 @@ def test_a_file_asks_every_optimizer_and_rate_at_every_noise_level(ask):
         (z, *rest) for z in (0.5, 1.0) for rest in (("DP-SGD", 0.1, 1.0), ("DP-SGD", 0.2, 1.0), ("DP-Adam", 0.01, 0.5))
     ]
     assert question.scenarios[2].optimizer.b1 == 0.5
-
     assert question.scenarios[0].mechanism.sampler == Stream(64)
     assert [runner.name for runner in question.runners] == ["training", "sde", "closed_form"]
     assert question.num_seeds == 1 and question.insecure_seeds is None

@@ -129,16 +129,20 @@ def _share_of_height(panel, value: float) -> float:
 
 
 def _apart(heights: list[float], gap: float = 0.05) -> list[float]:
-    """Increasing shares of a panel's height, moved as little as lets texts stand one above another.
+    """Increasing shares of a panel's height, moved as little as lets texts stand one above another within it.
+
+    More texts than there is room for stand closer than `gap`.
 
     >>> [round(height, 2) for height in _apart([0.1, 0.5, 0.5], gap=0.1)]
     [0.1, 0.45, 0.55]
+    >>> [round(height, 2) for height in _apart([0.0, 0.0, 0.05], gap=0.1)]
+    [0.0, 0.1, 0.2]
     """
     if len(heights) < 2:
         return heights
-    room = np.arange(len(heights)) * gap
+    room = np.arange(len(heights)) * min(gap, 1 / (len(heights) - 1))
     # The nearest increasing sequence, once the room that each needs is taken off (isotonic regression).
-    return (isotonic_regression(np.array(heights) - room).x + room).tolist()
+    return (np.clip(isotonic_regression(np.array(heights) - room).x, 0, 1 - room[-1]) + room).tolist()
 
 
 def _varying(curves: pd.DataFrame) -> list[str]:

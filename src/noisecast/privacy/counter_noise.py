@@ -30,7 +30,7 @@ _LOG2_E, _ROUND = f32(1.4426950408889634), f32(12582912.0)
 
 
 # Two blocks in turns: each operation waits for the one before it in its own block, and a processor does not look far
-# enough ahead to find the next block by itself (measured on AMD's Zen 5: a pair in two thirds of the time of two).
+# enough ahead to find the next block by itself.
 
 
 @numba.njit(**INLINE)

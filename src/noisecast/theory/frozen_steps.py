@@ -92,6 +92,24 @@ def bend(before: Array, after: Array) -> float:
     return float(np.abs(after - before).sum() / max(before.sum(), after.sum(), 1e-30))
 
 
+def power_iteration(operator: Callable[[Array], Array], direction: Array, num_powers: int) -> tuple[float, Array]:
+    """The largest eigenvalue of a symmetric A >= 0, from below, and the direction where to go on looking for it.
+
+    Args:
+      operator: v -> A v.   direction: v, of length 1; (d,).   num_powers: n; A^n v has turned towards it.
+
+    >>> largest, _ = power_iteration(lambda v: np.array([0.5, 2.0]) * v, np.array([0.8, 0.6]), 4)
+    >>> round(largest, 3)
+    2.0
+    """
+    largest = 0.0
+    for _ in range(num_powers):
+        image = operator(direction)
+        largest = float(np.linalg.norm(image))
+        direction = image / max(largest, 1e-300)
+    return largest, direction
+
+
 def krylov_response(
     operator: Callable[[Array], Array],
     start: Array,

@@ -28,6 +28,7 @@ from noisecast.theory.frozen_steps import (
     advance_variance,
     bend,
     krylov_response,
+    power_iteration,
 )
 from noisecast.theory.logistic_moments import ClippedExpectations, clipped_expectations
 from noisecast.theory.own_push import OwnPush
@@ -105,7 +106,7 @@ class _LogisticSolve:
         self.num_steps, self.num_examples = scenario.num_steps, int(scenario.problem.num_examples or 0)
         self.closure: Any = self.optimizer.theory.closure
         self.rows, self.settings = examples.train, settings
-        self.split, self.steepest, self.lasting, self.first_move = self.rows.block.shape[1], 0.0, 0.0, 0.0
+        self.split, self.steepest, self.curvature, self.first_move = self.rows.block.shape[1], 0.0, 0.0, 0.0
         self.direction = np.full(self.split, 1 / np.sqrt(self.split))  # in the block, of the largest curvature
         clip = self.mechanism.l2_clip_norm
         self.bound = residual_bound(clip, self.rows)
@@ -133,11 +134,14 @@ class _LogisticSolve:
                 beyond = self._out_of_depth(field, at, step)
                 for asked in (asked for asked in record_at if last < asked <= step):
                     metrics = beside.submit(copy_context().run, self.metrics.of, self.passed.pop(asked, at))
-                    seen[asked] = metrics, beyond
+                    seen[asked] = metrics, beyond, self.curvature
                 if end is not None and is_finite(at):
                     at = self._advance(at, field, step, end - step)
                 last = step
-            recorded = {asked: (found.result()[0], beyond) for asked, (found, beyond) in seen.items()}
+            recorded = {
+                asked: (found.result()[0], beyond or min(then, self.curvature) > LARGEST_LASTING_STEP)
+                for asked, (found, beyond, then) in seen.items()
+            }
             subsample_error = seen[max(seen)][0].result()[1]
         return collected(recorded, subsample_error, self._reasons(at, subsample_error))
 
@@ -145,8 +149,8 @@ class _LogisticSolve:
         reasons = []
         if not is_finite(at):
             reasons.append("The weights grow without bound.")
-        if self.steepest > LARGEST_STEP or self.lasting > LARGEST_LASTING_STEP:
-            reach = max(self.steepest, self.lasting)
+        if self.steepest > LARGEST_STEP or self.curvature > LARGEST_LASTING_STEP:
+            reach = max(self.steepest, self.curvature)
             reasons.append(
                 f"Steps overshoot: learning rate times curvature reaches {reach:.2g}, and 2 explodes. The loss "
                 "swings from run to run, and its mean may be far from the forecast."
@@ -348,23 +352,19 @@ class _LogisticSolve:
         gain = self.closure.response(field.law, memory)[1]
         curvature = np.concatenate([np.diag(field.jacobian), field.jacobian_diag])
         self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * curvature)))
-        self.lasting = self.learning_rate * self._largest_curvature(field, gain)
+        self.curvature = self.learning_rate * self._largest_curvature(field, gain)
         if step == 0:
             moved = self.rows.dot(self.learning_rate * self.closure.response(field.law, memory)[0])
             self.first_move = float(np.sqrt(np.mean(moved**2)))
-        too_small = self.rows.num_examples < FEWEST_EXAMPLES or self.bound.min() < SMALLEST_BOUND
-        overshoots = bool(self.steepest > LARGEST_STEP or self.lasting > LARGEST_LASTING_STEP)
-        return overshoots or self.first_move > LARGEST_MOVE or self._is_short or too_small
+        too_small = bool(self.rows.num_examples < FEWEST_EXAMPLES or self.bound.min() < SMALLEST_BOUND)
+        return self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self._is_short or too_small
 
     def _largest_curvature(self, field: _Field, gain: np.ndarray) -> float:
         """Of the optimizer's drift: in the block by a power iteration that goes on from step to step, since correlated
         features bend together far more than each alone; in the rest that of each. At the start it may pass 2 unharmed.
         """
         root = np.sqrt(gain[: self.split])
-        largest = float(np.max(gain[self.split :] * field.jacobian_diag, initial=0.0))
-        for _ in range(POWERS):
-            image = root * (field.jacobian @ (root * self.direction))
-            curvature = float(np.linalg.norm(image))
-            self.direction = image / max(curvature, 1e-300)
-            largest = max(largest, curvature)
-        return largest
+        of_block, self.direction = power_iteration(
+            lambda v: root * (field.jacobian @ (root * v)), self.direction, POWERS
+        )
+        return float(np.max(gain[self.split :] * field.jacobian_diag, initial=of_block))

@@ -26,6 +26,7 @@ from noisecast.theory.frozen_steps import (
     advance_variance,
     bend,
     krylov_response,
+    power_iteration,
 )
 from noisecast.theory.softmax_moments import (
     OutputExpectations,
@@ -384,13 +385,11 @@ class _MultiOutputSolve:
         memory = self.closure.memory(at.memory, field.law, step, 1)
         root = np.sqrt(self.closure.response(field.law, memory)[1])
         first = self.direction is None
-        v = field.mean / np.linalg.norm(field.mean) if first else self.direction
-        curvature = 0.0
-        for _ in range(4 if first else 1):
-            image = root * self._curve(field, root * v)
-            curvature = float(np.linalg.norm(image))
-            v = image / max(curvature, 1e-300)
-        self.direction = v
+        curvature, self.direction = power_iteration(
+            lambda v: root * self._curve(field, root * v),
+            field.mean / np.linalg.norm(field.mean) if first else self.direction,
+            4 if first else 1,
+        )
         self.steepest = max(self.steepest, self.learning_rate * curvature)
         return self.has_risen or self.steepest > LARGEST_STEP
 
