@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from numba import types
 from numba.extending import overload
 
 from noisecast.compiled import FAST, INLINE, INSIDE, prefetch, wide_vectors
@@ -310,9 +311,20 @@ def _secure_normal_tile(first, count, step, purpose, scratch):
             out_one[lane], out_two[lane] = normal_pair(one[lane], two[lane])
 
 
+def _as_noise(out, a, b) -> Any:
+    """Two words as `out` holds them: words themselves, or the two normals that they make."""
+
+
+@overload(_as_noise, jit_options=INLINE)
+def _(out, a, b):
+    if out.dtype == types.float32:
+        return lambda out, a, b: normal_pair(a, b)
+    return lambda out, a, b: (a, b)
+
+
 @numba.njit(**INSIDE)
-def _normal_lanes(out, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose):
-    """`_normal_tile` of the lanes below `whole`: vectors lie along lanes."""
+def _along_lanes(out, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose):
+    """`_counter_tile` of the lanes below `whole`: vectors lie along lanes."""
     wide_vectors()
     for row in range(0, count, 4 * BLOCKS):
         block = (first + row) // 4
@@ -322,15 +334,15 @@ def _normal_lanes(out, first, count, whole, lane_of, k0, k1, k2, k3, step, purpo
                     lane_of[lane], u32(block + i), u32(block + i + 1), step, purpose,
                     k0[lane], k1[lane], k2[lane], k3[lane],
                 )  # fmt: skip
-                out[row + i, lane], out[row + BLOCKS + i, lane] = normal_pair(a, b)
-                out[row + i + 1, lane], out[row + BLOCKS + i + 1, lane] = normal_pair(e, f)
-                out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = normal_pair(c, d)
-                out[row + 2 * BLOCKS + i + 1, lane], out[row + 3 * BLOCKS + i + 1, lane] = normal_pair(g, h)
+                out[row + i, lane], out[row + BLOCKS + i, lane] = _as_noise(out, a, b)
+                out[row + i + 1, lane], out[row + BLOCKS + i + 1, lane] = _as_noise(out, e, f)
+                out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = _as_noise(out, c, d)
+                out[row + 2 * BLOCKS + i + 1, lane], out[row + 3 * BLOCKS + i + 1, lane] = _as_noise(out, g, h)
 
 
 @numba.njit(**INSIDE)
-def _normal_rows(out, column, first, count, lane, own, k0, k1, k2, k3, step, purpose):
-    """`_normal_tile` of one lane: vectors lie along rows."""
+def _along_rows(out, column, first, count, lane, own, k0, k1, k2, k3, step, purpose):
+    """`_counter_tile` of one lane: vectors lie along rows."""
     wide_vectors()
     flat, alone = out.reshape(-1), out.shape[1] == 1
     for row in range(0, count, 8 * BLOCKS):
@@ -339,88 +351,48 @@ def _normal_rows(out, column, first, count, lane, own, k0, k1, k2, k3, step, pur
             a, b, c, d, e, f, g, h = threefry_twice(
                 own, u32(block + i), u32(block + BLOCKS + i), step, purpose, k0, k1, k2, k3
             )
-            to[i], to[BLOCKS + i] = normal_pair(a, b)
-            to[2 * BLOCKS + i], to[3 * BLOCKS + i] = normal_pair(c, d)
-            to[4 * BLOCKS + i], to[5 * BLOCKS + i] = normal_pair(e, f)
-            to[6 * BLOCKS + i], to[7 * BLOCKS + i] = normal_pair(g, h)
+            to[i], to[BLOCKS + i] = _as_noise(out, a, b)
+            to[2 * BLOCKS + i], to[3 * BLOCKS + i] = _as_noise(out, c, d)
+            to[4 * BLOCKS + i], to[5 * BLOCKS + i] = _as_noise(out, e, f)
+            to[6 * BLOCKS + i], to[7 * BLOCKS + i] = _as_noise(out, g, h)
         if not alone:
             for i in range(8 * BLOCKS):
                 out[row + i, lane] = column[i]
 
 
-# Copied by Numba, so that a call need not count who holds the arrays of `lanes` and `scratch`, two dozen.
+# Copied by Numba, as the next two are, so that no call need count who holds `lanes` and `scratch`, two dozen arrays.
 @numba.njit(inline="always")
-def _normal_tile(first, count, lanes, step, purpose, scratch):
-    """scratch.normals[:count]: N(0, 1) of the rows number first, first + 1, ...
+def _counter_tile(out, column, first, count, lanes, step, purpose):
+    """out[:count]: words of the rows number first, first + 1, ..., or normals if it holds floats.
 
     Row 64 t + 16 w + i has word w of block 16 t + i, so that blocks of counters fill vectors along rows, too.
     """
     lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
     whole = len(lane_of) - len(lane_of) % VECTOR  # along lanes as far as these fill vectors, along rows the others
+    _along_lanes(out, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose)
+    for lane in range(whole, len(lane_of)):
+        _along_rows(
+            out, column, first, count, lane,
+            lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane], step, purpose,
+        )  # fmt: skip
+
+
+@numba.njit(inline="always")
+def _normal_tile(first, count, lanes, step, purpose, scratch):
+    """scratch.normals[:count]: N(0, 1) of the rows number first, first + 1, ..."""
     if scratch.cipher_start.shape[1]:
         _secure_normal_tile(first, count, step, purpose, scratch)
     else:
-        _normal_lanes(scratch.normals, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose)
-        for lane in range(whole, len(lane_of)):
-            _normal_rows(
-                scratch.normals, scratch.normal_column, first, count, lane,
-                lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane], step, purpose,
-            )  # fmt: skip
+        _counter_tile(scratch.normals, scratch.normal_column, first, count, lanes, step, purpose)
 
 
-@numba.njit(**INSIDE)
-def _word_lanes(out, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose):
-    """`_normal_lanes`, of words."""
-    wide_vectors()
-    for row in range(0, count, 4 * BLOCKS):
-        block = (first + row) // 4
-        for i in range(0, min(BLOCKS, count - row), 2):
-            for lane in range(whole):
-                a, b, c, d, e, f, g, h = threefry_twice(
-                    lane_of[lane], u32(block + i), u32(block + i + 1), step, purpose,
-                    k0[lane], k1[lane], k2[lane], k3[lane],
-                )  # fmt: skip
-                out[row + i, lane], out[row + BLOCKS + i, lane] = a, b
-                out[row + i + 1, lane], out[row + BLOCKS + i + 1, lane] = e, f
-                out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = c, d
-                out[row + 2 * BLOCKS + i + 1, lane], out[row + 3 * BLOCKS + i + 1, lane] = g, h
-
-
-@numba.njit(**INSIDE)
-def _word_rows(out, column, first, count, lane, own, k0, k1, k2, k3, step, purpose):
-    """`_normal_rows`, of words."""
-    wide_vectors()
-    flat, alone = out.reshape(-1), out.shape[1] == 1
-    for row in range(0, count, 8 * BLOCKS):
-        block, to = (first + row) // 4, flat[row : row + 8 * BLOCKS] if alone else column
-        for i in range(BLOCKS):
-            a, b, c, d, e, f, g, h = threefry_twice(
-                own, u32(block + i), u32(block + BLOCKS + i), step, purpose, k0, k1, k2, k3
-            )
-            to[i], to[BLOCKS + i] = a, b
-            to[2 * BLOCKS + i], to[3 * BLOCKS + i] = c, d
-            to[4 * BLOCKS + i], to[5 * BLOCKS + i] = e, f
-            to[6 * BLOCKS + i], to[7 * BLOCKS + i] = g, h
-        if not alone:
-            for i in range(8 * BLOCKS):
-                out[row + i, lane] = column[i]
-
-
-# Copied by Numba, so that a call need not count who holds the arrays of `lanes` and `scratch`, two dozen.
 @numba.njit(inline="always")
 def _word_tile(first, count, lanes, step, purpose, scratch):
-    """`_normal_tile`, of words of 32 bits: scratch.words[:count]."""
-    lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
-    whole = len(lane_of) - len(lane_of) % VECTOR  # along lanes as far as these fill vectors, along rows the others
+    """scratch.words[:count]: 32 bits of the rows number first, first + 1, ..."""
     if scratch.cipher_start.shape[1]:
         _secure_word_tile(first, count, step, purpose, scratch)
     else:
-        _word_lanes(scratch.words, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose)
-        for lane in range(whole, len(lane_of)):
-            _word_rows(
-                scratch.words, scratch.word_column, first, count, lane,
-                lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane], step, purpose,
-            )  # fmt: skip
+        _counter_tile(scratch.words, scratch.word_column, first, count, lanes, step, purpose)
 
 
 @numba.njit(**INLINE)

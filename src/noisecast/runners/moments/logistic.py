@@ -139,7 +139,7 @@ class _LogisticSolve:
                     at = self._advance(at, field, step, end - step)
                 last = step
             recorded = {
-                asked: (found.result()[0], beyond or min(then, self.curvature) > LARGEST_LASTING_STEP)
+                asked: (found.result()[0], bool(beyond or min(then, self.curvature) > LARGEST_LASTING_STEP))
                 for asked, (found, beyond, then) in seen.items()
             }
             subsample_error = seen[max(seen)][0].result()[1]
@@ -356,8 +356,8 @@ class _LogisticSolve:
         if step == 0:
             moved = self.rows.dot(self.learning_rate * self.closure.response(field.law, memory)[0])
             self.first_move = float(np.sqrt(np.mean(moved**2)))
-        too_small = bool(self.rows.num_examples < FEWEST_EXAMPLES or self.bound.min() < SMALLEST_BOUND)
-        return self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self._is_short or too_small
+        too_small = self.rows.num_examples < FEWEST_EXAMPLES or self.bound.min() < SMALLEST_BOUND
+        return bool(self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self._is_short or too_small)
 
     def _largest_curvature(self, field: _Field, gain: np.ndarray) -> float:
         """Of the optimizer's drift: in the block by a power iteration that goes on from step to step, since correlated
