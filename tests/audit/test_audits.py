@@ -149,6 +149,19 @@ def test_the_command_audits_a_scenario_file(tmp_path):
     assert verdict["is_consistent"] and 0 <= verdict["lower_bound"] <= verdict["epsilon"]
 
 
+def test_a_file_with_several_mechanisms_is_one_audit_each_and_says_which(tmp_path):
+    path = tmp_path / "scenario.toml"
+    path.write_text(
+        'num_steps = 2\ntarget_delta = 0.01\n[problem]\nkind = "bundled"\nname = "iris"\n'
+        '[mechanism]\nnoise_multiplier = 2.0\nl2_clip_norm = [0.5, 1.0]\nbatch_size = 120\nsampler = "shuffled"\n'
+        '[[optimizer]]\nname = "dp-sgd"\nlearning_rate = [0.1, 0.2]\n'
+    )
+    done = noisecast(str(path), "--engine", "row_sparse", "--runs", "1000", "--insecure-seed", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    half, whole = (verdict["what"] for verdict in json.loads(done.stdout)["verdicts"])  # a rate is the audit's own
+    assert half.startswith("noise 2, clip 0.5, ") and whole.startswith("noise 2, clip 1, ")
+
+
 def test_the_command_refuses_in_one_sentence():
     for arguments, words in [(["--runs", "3"], "--runs >= 100"), (["--confidence", "1"], "--confidence < 1")]:
         done = noisecast(*arguments)

@@ -87,6 +87,7 @@ class Scratch(NamedTuple):
     slot: np.ndarray  # (rows,) its number; at first its own, for steps that number no rows
     touched: np.ndarray  # (rows + 1,) rows by number
     due: np.ndarray  # (rows + 1,) those of them that lack steps
+    skipped: np.ndarray  # (rows + 1,) int32, how many
     coefficients: np.ndarray  # (width, lanes) logits, then clipped residuals
     gradient: np.ndarray  # (rows, lanes) clipped sums of the touched rows, by number
     normals: np.ndarray  # (tile, lanes) float32
@@ -412,6 +413,14 @@ def _first(word, count):
     return u32(word & u32((1 << max(count, 0)) - 1))
 
 
+@numba.njit(**INLINE)
+def _balance(a, b, c, d, coins):
+    """Heads less tails of the first `coins` of 128 coins; all of them beyond."""
+    heads = _bits(_first(a, coins)) + _bits(_first(b, coins - 32))
+    heads += _bits(_first(c, coins - 64)) + _bits(_first(d, coins - 96))
+    return f32(2.0) * f32(np.int32(heads)) - f32(min(coins, 128))
+
+
 @numba.njit(**INSIDE)
 def _more_secure_coins(weights, row, skipped, lanes, number, step, purpose, scratch):
     """`_more_coins` from the cipher, 512 a block."""
@@ -441,9 +450,7 @@ def _more_coins(weights, row, skipped, lanes, number, step, purpose, scratch):
                 lanes.lane[lane], u32(number), step, u32(purpose + MORE_BITS * u32(block)),
                 lanes.key_0[lane], lanes.key_1[lane], lanes.key_2[lane], lanes.key_3[lane],
             )  # fmt: skip
-            heads = _bits(_first(a, left)) + _bits(_first(b, left - 32))
-            heads += _bits(_first(c, left - 64)) + _bits(_first(d, left - 96))
-            weights[row, lane] += lanes.learning_rate[lane] * (f32(2.0) * f32(heads) - f32(min(left, 128)))
+            weights[row, lane] += lanes.learning_rate[lane] * _balance(a, b, c, d, left)
         left -= 128
         block += 1
 
@@ -592,29 +599,71 @@ def flush_sgd(weights, last, lanes, step, scratch):
 
 
 @numba.njit(**INSIDE)
-def _catch_up_sign(weights, last, rows, count, lanes, step, purpose, scratch):
-    """k skipped steps are k fair coins of +- eta: eta (2 Binomial(k, 1/2) - k), one bit a coin."""
+def _more_coins_of_one(column, due, skipped, first, long, lanes, step, purpose, scratch):
+    """`_more_coins` of the rows of a tile with one lane whose numbers in it are scratch.words[:long], along rows."""
     wide_vectors()
-    words, due, num_due = scratch.words, scratch.due, 0
+    numbers, moves = scratch.words.reshape(-1), scratch.normals.reshape(-1)
+    own, k0, k1, k2, k3 = lanes.lane[0], lanes.key_0[0], lanes.key_1[0], lanes.key_2[0], lanes.key_3[0]
+    had, block = 32, 1
+    while long:
+        for i in range(long):
+            number = u32(first + numbers[i])
+            a, b, c, d = threefry(own, number, step, u32(purpose + MORE_BITS * u32(block)), k0, k1, k2, k3)
+            moves[i] = _balance(a, b, c, d, skipped[number] - had)
+        had, block, still = had + 128, block + 1, 0
+        for i in range(long):
+            number = first + numbers[i]
+            column[due[number]] += lanes.learning_rate[0] * moves[i]
+            numbers[still] = numbers[i]
+            still += skipped[number] > had
+        long = still
+
+
+@numba.njit(**INSIDE)
+def _fair_coins_of_one(weights, due, skipped, first, size, lanes, step, purpose, scratch):
+    """`_catch_up_sign` of a tile with one lane, along rows."""
+    wide_vectors()
+    column, words, moves = weights.reshape(-1), scratch.words.reshape(-1), scratch.normals.reshape(-1)
+    for i in range(size):
+        coins = min(skipped[first + i], 32)
+        moves[i] = f32(2.0) * f32(np.int32(_bits(_first(words[i], coins)))) - f32(coins)
+    long = 0
+    for i in range(size):
+        column[due[first + i]] += lanes.learning_rate[0] * moves[i]
+        words[long] = i
+        long += skipped[first + i] > 32
+    _more_coins_of_one(column, due, skipped, first, long, lanes, step, purpose, scratch)
+
+
+@numba.njit(**INSIDE)
+def _catch_up_sign(weights, last, rows, count, lanes, step, has_had, purpose, scratch):
+    """k skipped steps are k fair coins of +- eta: eta (2 Binomial(k, 1/2) - k), one bit a coin.
+
+    has_had: how many steps the rows are then counted to have had: `step`, or one more that is about to be made.
+    """
+    wide_vectors()
+    words, due, skipped, num_due = scratch.words, scratch.due, scratch.skipped, 0
     for number in range(count):  # most rows of a batch were in the last one, too
-        due[num_due] = rows[number]
-        num_due += last[rows[number]] < step
+        row = rows[number]
+        lacks = step - last[row]
+        due[num_due], skipped[num_due], last[row] = row, lacks, has_had
+        num_due += lacks > 0
     tile = len(words)
     for first in range(0, num_due, tile):
         size = min(tile, num_due - first)
         _fetch_rows(weights, due, first, size)
         _word_tile(first, size, lanes, u32(step), purpose, scratch)
+        if weights.shape[1] == 1 and not scratch.cipher_start.shape[1]:
+            _fair_coins_of_one(weights, due, skipped, first, size, lanes, u32(step), purpose, scratch)
+            continue
         for number in range(size):
-            row = due[first + number]
-            skipped = step - last[row]
-            last[row] = step
-            coins = min(skipped, 32)
+            row, coins = due[first + number], min(skipped[first + number], 32)
             mask = u32(0xFFFFFFFF) if coins == 32 else u32((1 << coins) - 1)
             for lane in range(weights.shape[1]):
                 heads = f32(np.int32(_bits(u32(words[number, lane] & mask))))
                 weights[row, lane] += lanes.learning_rate[lane] * (f32(2.0) * heads - f32(coins))
-            if skipped > 32:
-                _more_coins(weights, row, skipped, lanes, first + number, u32(step), purpose, scratch)
+            if skipped[first + number] > 32:
+                _more_coins(weights, row, skipped[first + number], lanes, first + number, u32(step), purpose, scratch)
 
 
 @numba.njit(**INSIDE)
@@ -681,17 +730,15 @@ def sign_steps(weights, last, examples, batches, sizes, lanes, columns, begin, s
     for k in range(begin, begin + len(sizes)):
         batch = _batch_of(batches, sizes, k - begin, examples)
         count = touch(examples, batch, k, scratch)
-        _catch_up_sign(weights, last, scratch.touched, count, lanes, k, STEP_NOISE, scratch)
+        _catch_up_sign(weights, last, scratch.touched, count, lanes, k, k + 1, STEP_NOISE, scratch)
         clipped_sum(weights, examples, batch, count, lanes, columns, scratch)
         _sign_moves(weights, scratch.touched, count, lanes, k, scratch)
-        for number in range(count):
-            last[scratch.touched[number]] = k + 1
 
 
 @numba.njit(**FAST)
 def flush_sign(weights, last, lanes, step, scratch):
     """Give every row the coins of the steps it has not had, up to `step`."""
-    _catch_up_sign(weights, last, scratch.every_row, len(last), lanes, step, FLUSH_NOISE, scratch)
+    _catch_up_sign(weights, last, scratch.every_row, len(last), lanes, step, step, FLUSH_NOISE, scratch)
 
 
 # --- DP-Adam ----------------------------------------------------------------------------------------------------------

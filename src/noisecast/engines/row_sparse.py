@@ -371,6 +371,7 @@ def _scratch(rows: int, lanes: int, width: int, cipher: np.ndarray | None = None
         slot=np.arange(rows, dtype=np.uint32),
         touched=np.zeros(rows + 1, np.uint32),
         due=np.zeros(rows + 1, np.uint32),
+        skipped=np.zeros(rows + 1, np.int32),
         coefficients=np.zeros((max(width, 1), lanes), np.float32),
         gradient=np.zeros((rows, lanes), np.float32),
         normals=np.zeros((tile, lanes), np.float32),
