@@ -236,6 +236,16 @@ def test_answer_prints_and_writes_what_the_runners_say(folder, capsys):
     assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_on_a_narrow_screen_no_setting_is_cut(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    many = SCENARIO.replace("num_steps = 50", 'num_steps = 50\nrunners = ["training", "sde", "closed_form", "moments"]')
+    (folder / "scenario.toml").write_text(many.replace("batch_size", "l2_clip_norm = [0.25, 0.5]\nbatch_size"))
+    assert main(["answer", "scenario.toml"]) == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed and max(map(len, printed.splitlines())) <= 80
+    assert printed.count("0.25") == 4 and printed.count("%") > 8
+
+
 def test_answer_prints_json(folder, capsys):
     text = SCENARIO.replace("[0.5, 2.0]", "0").replace("num_seeds = 3", "num_seeds = 1")
     (folder / "scenario.toml").write_text("runners = ['training', 'closed_form']\n" + text, encoding="utf-8")

@@ -177,7 +177,7 @@ EPOCHS = "num_epochs = 5"
         ("num_records = 2", "record_at = [20]", "Expected record_at <= num_steps = 10, got 20."),
         ("[50, 12]", "[50, 50]", "Expected [mechanism] batch_size to be distinct values"),
         ("[50, 12]", "[]", "Expected at least one value in [mechanism] batch_size, got none."),
-        ("[50, 12]", "{log_uniform = [5, 50]}", "Expected [mechanism] batch_size to be of the kind 'number', got {"),
+        ("[50, 12]", "{log_uniform = [5, 50]}", "Expected [mechanism] batch_size to be a number, got {"),
         ("[50, 12]", "[500, 12]", "Expected 0 < batch_size <= num_examples = 120, got 500"),
         ("[50, 12]", '[50.5, 12]\nsampler = "shuffled"', "whole number for shuffled batches, got 50.5."),
         ("[50, 12]", '12\nsampler = "stream"', "the rows of a data set, got stream"),
@@ -197,7 +197,7 @@ EPOCHS = "num_epochs = 5"
         (WHOLE, "insecure_seeds = [2]\n" + WHOLE + TUNING, "no insecure_seeds"),
         (ADAM, ADAM + "[tuning]\nmean_trials = 20.0", "Expected [tuning] distribution, got nothing; add it."),
         (ADAM, ADAM + "[tuning]\nmean_trials = 0.5\ndistribution = 'poisson'", "[tuning] mean_trials >= 1, got 0.5"),
-        (ADAM, ADAM + "[tuning]\nmean_trials = inf\ndistribution = 'poisson'", "[tuning] mean_trials to be of the"),
+        (ADAM, ADAM + "[tuning]\nmean_trials = inf\ndistribution = 'poisson'", "[tuning] mean_trials to be a finite number"),
     ],
 )  # fmt: skip
 def test_one_mistake_in_a_grid_is_one_sentence(sweep, old, new, sentence):

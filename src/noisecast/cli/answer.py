@@ -135,7 +135,9 @@ def _table(losses: list[dict[str, Any]], question: Question) -> Table:
         *(name for name in ("nominal_epsilon",) if any(loss[name] is not None for loss in losses)),
     ]
     for name in ("optimizer", *settings, *runners):
-        table.add_column(HEADERS.get(name, name), justify="left" if name == "optimizer" else "right", no_wrap=True)
+        # Where the screen is narrow a loss takes two lines, its interval below it; settings are never cut.
+        justify = "left" if name == "optimizer" else "right"
+        table.add_column(HEADERS.get(name, name), justify=justify, no_wrap=name not in runners)
     for scenario in question.scenarios:
         by_runner = {loss["runner"]: loss for loss in losses if loss["scenario"] == scenario.id}
         if by_runner:

@@ -9,6 +9,16 @@ from pydantic import BaseModel, ValidationError
 from noisecast.scenario_file.values import LIST, RANGE
 
 _T = TypeVar("_T", bound=BaseModel)
+# What pydantic calls a valid one of these is here:
+_KINDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "a text",
+    "boolean": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "dictionary": "a table",
+}
 
 
 class ScenarioFileError(ValueError):
@@ -79,5 +89,6 @@ def _sentence(error: Any, where: str, model: type[BaseModel], table: dict) -> st
         case "too_short":
             return f"Expected at least one value in {where}{name}, got none."
         case _:
-            wanted = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-            return f"Expected {where}{name} to be of the kind '{wanted}', got {got!r}."
+            wanted = error["msg"].removeprefix("Input should be ")
+            kind = wanted.removeprefix("a valid ").split()[0].rstrip(",")
+            return f"Expected {where}{name} to be {_KINDS.get(kind, wanted)}, got {got!r}."
