@@ -197,7 +197,7 @@ EPOCHS = "num_epochs = 5"
         (WHOLE, "insecure_seeds = [2]\n" + WHOLE + TUNING, "no insecure_seeds"),
         (ADAM, ADAM + "[tuning]\nmean_trials = 20.0", "Expected [tuning] distribution, got nothing; add it."),
         (ADAM, ADAM + "[tuning]\nmean_trials = 0.5\ndistribution = 'poisson'", "[tuning] mean_trials >= 1, got 0.5"),
-        (ADAM, ADAM + "[tuning]\nmean_trials = inf\ndistribution = 'poisson'", "[tuning] mean_trials to be a finite number"),
+        (ADAM, ADAM + "[tuning]\nmean_trials = inf\ndistribution = 'poisson'", "mean_trials to be a finite number"),
     ],
 )  # fmt: skip
 def test_one_mistake_in_a_grid_is_one_sentence(sweep, old, new, sentence):
