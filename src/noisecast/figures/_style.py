@@ -32,3 +32,15 @@ RC: dict[Any, Any] = {
     "legend.frameon": False,
     "figure.dpi": 150,
 }
+
+
+def plain_numbers(axis: Any) -> None:
+    """Number a logarithmic axis, once its range is known, as people write: 0.2, 0.5, 1; as many as find room."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    low, high = axis.get_view_interval()
+    ratio = high / low
+    between = range(1, 10) if ratio < 3 else (1, 2, 3, 5) if ratio < 10 else (1, 2, 5) if ratio < 300 else (1,)
+    axis.set_major_locator(LogLocator(subs=between, numticks=20))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())

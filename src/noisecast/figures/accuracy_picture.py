@@ -11,7 +11,7 @@ import scipy.stats
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LINES
+from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LINES, plain_numbers
 from noisecast.figures.scenario_picture import save
 from noisecast.table import DIVERGED, METRICS, OK
 
@@ -128,6 +128,7 @@ def _frame_axes(panel: Any, frame: Any) -> None:
     if values.min() > 0 and values.max() > 8 * values.min():
         panel.set_yscale("log")
         panel.set_ylim(values.min() / 1.5, values.max() * 1.5)
+        plain_numbers(panel.yaxis)
     else:
         room = 0.12 * (values.max() - values.min() or 1.0)
         panel.set_ylim(values.min() - room, values.max() + room)

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LABELS, RUNNER_LINES
+from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
 
 
 def draw(frame: pd.DataFrame, label: str) -> Figure:
@@ -47,6 +47,9 @@ def _draw_line(panels: Any, part: Any, label: str) -> None:
     values = part["value"][np.isfinite(part["value"])]
     if len(values) and values.min() > 0 and values.max() > 8 * values.min():
         scores.set_yscale("log")
+        plain_numbers(scores.yaxis)
+    for axis in (scores.xaxis, rates.xaxis, rates.yaxis):
+        plain_numbers(axis)
     scores.set_title(f"{part['problem'].iloc[0]}, B = {part['expected_batch_size'].iloc[0]:g}")
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.optimize import isotonic_regression
 
-from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LABELS, RUNNER_LINES
+from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.table import METRICS, OK
 
@@ -161,6 +161,7 @@ def _frame_axes(panels, frame: pd.DataFrame, columns: int) -> None:
     if values.min() > 0 and values.max() > 8 * values.min():
         panels[0].set_yscale("log")
         panels[0].set_ylim(values.min() / 1.5, values.max() * 1.5)
+        plain_numbers(panels[0].yaxis)
     else:
         room = 0.12 * (values.max() - values.min() or 1.0)
         panels[0].set_ylim(values.min() - room, values.max() + room)

@@ -20,9 +20,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES
+from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
 from noisecast.optimizers import OPTIMIZERS
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Stream
@@ -242,19 +241,12 @@ def draw(frame: pd.DataFrame) -> Figure:
             axes.set(xscale="log", yscale="log", xlabel=label)
             _draw_panel(axes, only(frame, panel=panel, metric=metric), x)
             for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_locator(LogLocator(subs=(1, 2, 5) if _decades(axis) < 2 else (1,)))
-                axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-                axis.set_minor_formatter(NullFormatter())
+                plain_numbers(axis)
             axes.set_ylabel(f"final {METRICS[metric].label}")
             if row == 0 or panel in quadratics:
                 axes.set_title(_short(panel))
         _legend(figure, frame)
     return figure
-
-
-def _decades(axis: Any) -> float:
-    low, high = axis.get_view_interval()
-    return np.log10(high / low)
 
 
 def _short(panel: str) -> str:

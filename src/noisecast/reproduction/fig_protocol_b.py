@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES
+from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
 from noisecast.protocols import NUM_LAST_EPOCHS, Grid, Score, protocol_b_question, tuned
 from noisecast.question import Question
@@ -367,7 +367,8 @@ def _draw_losses(panel: Any, rows: Any, axis: str, label: str) -> None:
             f"{off['value']:.3g} ↑", (off[axis], top), xytext=(0, -9), textcoords="offset points", fontsize=6.5,
             color=CURVE_COLOURS["DP-SGD"], ha="left",
         )  # fmt: skip
-    _plain(panel.yaxis)
+    plain_numbers(panel.xaxis)
+    plain_numbers(panel.yaxis)
 
 
 def _draw_rates(panel: Any, rows: Any) -> None:
@@ -395,16 +396,8 @@ def _draw_rates(panel: Any, rows: Any) -> None:
         middle = np.exp(np.mean(np.log(again["learning_rate"].to_numpy(float)) - np.log(x)))
         panel.plot(x, middle * x, color="black", linewidth=0.8, linestyle=(0, (1, 2)))
     panel.set(xscale="log", yscale="log", xlabel="nominal ε of the paper (no guarantee)", ylabel="best learning rate")
-
-
-def _plain(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    low, high = axis.get_view_interval()
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(LogLocator(subs=(2, 5) if high > 8 * low else (1.5, 2, 3, 4, 5, 6, 7, 8, 9), numticks=20))
-    axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-    axis.set_tick_params(which="minor", labelsize=6)
+    plain_numbers(panel.xaxis)
+    plain_numbers(panel.yaxis)
 
 
 def _handles(frame: pd.DataFrame) -> list[Line2D]:

@@ -22,7 +22,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES
+from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
 from noisecast.question import Question
 from noisecast.reproduction.claims import UNDECIDED, Claim
 from noisecast.reproduction.fits import Estimate, bootstrap, each, mean, only
@@ -282,6 +282,7 @@ def _draw_rates(axes: Any, rows: pd.DataFrame) -> None:
     for power in (0, -1):
         axes.plot(ends, (ends / ends[0]) ** power, linestyle=(0, (1, 2)), color="black", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="noise multiplier z", title="early rate / that at the least z")
+    plain_numbers(axes.yaxis)
     axes.set_xticks(levels, [f"{z:g}" for z in levels], fontsize=7, rotation=45)
     axes.set_xticks([], minor=True)
 

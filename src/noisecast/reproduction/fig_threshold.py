@@ -15,9 +15,8 @@ import pandas as pd
 import scipy.stats
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator
 
-from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES
+from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
 from noisecast.optimizers import OPTIMIZERS
 from noisecast.question import Question
 from noisecast.reproduction.claims import UNDECIDED, Claim
@@ -306,8 +305,8 @@ def _draw_losses(panel, rows: Any, found: Any, problem: str) -> None:
         if np.isfinite(at):
             panel.axvline(at, color=OPTIMIZER_COLOURS[name], linewidth=0.9, linestyle=(0, (1, 1)))
     panel.set(xscale="log", yscale="log", xlabel="noise multiplier", title=f"B = {size:g}, T = {steps:,}")
-    _plain_ticks(panel.xaxis)
-    _plain_ticks(panel.yaxis)
+    plain_numbers(panel.xaxis)
+    plain_numbers(panel.yaxis)
 
 
 def _draw_thresholds(panel, found: Any, axis: str, title: str) -> None:
@@ -327,17 +326,7 @@ def _draw_thresholds(panel, found: Any, axis: str, title: str) -> None:
             color="black" if source == "printed" else colour, linewidth=1.2,
         )  # fmt: skip
     panel.set(yscale="log", xlabel="expected batch size", title=title, xticks=sorted(found["batch_size"].unique()))
-    _plain_ticks(panel.yaxis)
-
-
-def _plain_ticks(axis) -> None:
-    """Numbers as people write them; minor ones too where a logarithmic axis spans less than two decades."""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    low, high = axis.get_view_interval()
-    minor = LogLocator(subs=(2, 5) if high > 4 * low else range(1, 10), numticks=20)
-    axis.set_minor_locator(minor)
-    axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-    axis.set_tick_params(which="minor", labelsize=6)
+    plain_numbers(panel.yaxis)
 
 
 def _handles(frame: Any) -> Sequence[Line2D]:
