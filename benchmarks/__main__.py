@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import cyclopts
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -64,7 +66,7 @@ def main(
 
     Args:
       quick: three short rounds: shows that all is in order; the ratios are rough and not written down.
-      only: one workload, e.g. W1.
+      only: one workload, e.g. W1; in the file it replaces its own rows alone.
       data_dir: folder with the data sets; else NOISECAST_DATA. Without it, synthetic stand-ins of the same shape.
       rounds: how often each contestant has its turn.
       core: where all of them run; default the last one this process may use.
@@ -74,17 +76,14 @@ def main(
         raise SystemExit(f"Expected --only {' or '.join(w.NAME for w in WORKLOADS)}, got {only}.")
     rounds, seconds = (3, 0.2) if quick else (rounds, 1.0)
     core = max(os.sched_getaffinity(0)) if core is None else core
-    rows, results, load = [], [], [os.getloadavg()[0]]
     for workload in chosen:
         data, contestants = workload.contestants(data_dir)
         console.rule(f"{workload.NAME}: {data}")
         found = race(contestants, rounds=rounds, seconds=seconds, core=core, say=console.print)
-        load.append(os.getloadavg()[0])
-        rows += rows_of(workload.NAME, data, found)
-        results += [(workload.NAME, result) for result in found]
+        rows = rows_of(workload.NAME, data, found)
         console.print(table_of(rows))
         if not quick:
-            write(rows, results, load)
+            write(workload.NAME, rows, found)
 
 
 @app.command(name="curves")
@@ -160,34 +159,32 @@ def rows_of(workload: str, data: str, results: list[Result]) -> list[Row]:
 
 
 def table_of(rows: list[Row]) -> Table:
-    """One line for each of our groups, one column for each peer."""
-    table = Table(
-        title="Run-steps per second of CPU time on one core, and how many times the peer's (range over rounds)"
-    )
-    ours: dict[tuple, dict[str, str]] = {}
+    """Of one workload: a line for each of our groups and each peer's best."""
+    title = f"{rows[0].workload}, {rows[0].data}: run-steps per second of CPU time on one core"
+    caption = "times: median over rounds. No peer has a sign optimizer: its SGD stands in."
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("optimizer", "engine", "runs", "ours", "best of a peer", "theirs", "times", "range"):
+        is_text = name in ("optimizer", "engine", "best of a peer")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
+    last = None
     for row in rows:
-        line = (
-            f"{row.workload} {row.data}",
-            row.optimizer,
-            f"{row.engine}, {row.runs_per_group}",
-            f"{row.steps_per_second:,.0f}",
-        )
-        against = row.peer_best
+        ours = (row.optimizer, row.engine, str(row.runs_per_group), _short(row.steps_per_second))
+        theirs = [row.peer_best, "", "", ""]
         if row.ratio is not None and row.spread is not None:
-            theirs = "" if row.peer_optimizer == row.optimizer else f" ({row.peer_optimizer})"
-            against = f"{row.ratio:,.1f} ({row.spread[0]:,.1f} - {row.spread[1]:,.1f})\n"
-            against += f"{row.peer_best}{theirs}: {row.peer_steps_per_second:,.4g}"
-        ours.setdefault(line, {})[row.peer] = against
-    peers = list(dict.fromkeys(row.peer for row in rows))
-    for name in ("workload", "optimizer", "engine, runs", "ours", *(f"/ {peer}" for peer in peers)):
-        table.add_column(name, justify="right" if name == "ours" else "left")
-    for line, ratios in ours.items():
-        table.add_row(*line, *(ratios.get(peer, "") for peer in peers))
+            theirs[1:] = [*map(_short, (row.peer_steps_per_second, row.ratio)), " - ".join(map(_short, row.spread))]
+        table.add_row(*(ours if ours != last else [""] * len(ours)), *theirs)
+        last = ours
     return table
 
 
-def write(rows: list[Row], results: list[tuple[str, Result]], load: list[float]) -> None:
-    """The rows, and beside them every contestant's rates by round, by the clock on the wall too."""
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if 100 <= value < 1e7 else f"{value:.3g}"
+
+
+def write(workload: str, rows: list[Row], results: list[Result]) -> None:
+    """The rows, and every contestant's rates by round, by the clock on the wall too; the other workloads' old ones stay
+    if the same machine and versions found them.
+    """
     contestants = [
         {
             "workload": workload,
@@ -198,18 +195,29 @@ def write(rows: list[Row], results: list[tuple[str, Result]], load: list[float])
             "steps_per_wall_second": [round(rate, 3) for rate in result.wall_rates],
             "absent": result.absent,
         }
-        for workload, result in results
+        for result in results
     ]
-    found = {
-        "machine": machine(),
-        "load_average": [round(value, 2) for value in load],
-        "versions": {name: version_of(name) for name in VERSIONS_OF},
-        "rows": [asdict(row) for row in rows],
-        "contestants": contestants,
+    here: dict[str, Any] = {"machine": machine(), "versions": {name: version_of(name) for name in VERSIONS_OF}}
+    old = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    if any(old.get(name) != value for name, value in here.items()):
+        old = {"load_average": {}, "rows": [], "contestants": []}
+    load = os.getloadavg()[0]
+    found = here | {
+        "load_average": old["load_average"] | {workload: round(load, 2)},
+        "rows": _with(old["rows"], workload, [asdict(row) for row in rows]),
+        "contestants": _with(old["contestants"], workload, contestants),
     }
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    console.print(f"Written to {RESULTS}; load average {' .. '.join(f'{value:.1f}' for value in load)}.")
+    console.print(f"Written to {RESULTS}; load average {load:.1f}.")
+
+
+def _with(old: list[dict], workload: str, new: list[dict]) -> list[dict]:
+    """All rows in the order of the workloads, those of one of them anew."""
+    names = [each.NAME for each in WORKLOADS]
+    return sorted(
+        [row for row in old if row["workload"] != workload] + new, key=lambda row: names.index(row["workload"])
+    )
 
 
 def machine() -> str:

@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from benchmarks import __main__ as command
 from benchmarks import curves
 from benchmarks.linear_model import SETTINGS
+from benchmarks.race import Contestant, Result
 
 CORE = max(os.sched_getaffinity(0))
 
@@ -100,3 +101,30 @@ def test_rows_are_written_and_drawn_and_the_other_half_is_kept(costs, tmp_path, 
     assert all(row["machine"] for row in rows)
     assert {field.name for field in dataclasses.fields(curves.Row)} <= rows[0].keys()
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_one_workload_replaces_its_own_rows_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "latest.json")
+
+    def never(noise_multiplier):
+        raise AssertionError("nothing is run here")
+
+    def race(name, rate):
+        results = [
+            Result(
+                Contestant("row_sparse", None, "DP-SGD", 64, start=never), cpu_rates=[rate, rate], wall_rates=[1.0, 1.0]
+            ),
+            Result(
+                Contestant("Opacus ew", "Opacus", "DP-SGD", 1, start=never), cpu_rates=[2.0, 4.0], wall_rates=[1.0, 1.0]
+            ),
+        ]
+        command.write(name, command.rows_of(name, "imdb", results), results)
+        return json.loads(command.RESULTS.read_text(encoding="utf-8"))["rows"]
+
+    race("W2", 40.0), race("W1", 80.0)
+    assert [(row["workload"], row["ratio"], row["spread"]) for row in race("W2", 60.0)] == [
+        ("W1", 30.0, [20.0, 40.0]),
+        ("W2", 22.5, [15.0, 30.0]),
+    ]
+    monkeypatch.setattr(command, "machine", lambda: "another")
+    assert [row["workload"] for row in race("W1", 60.0)] == ["W1"]

@@ -620,42 +620,35 @@ def _more_coins_of_one(column, due, skipped, first, long, lanes, step, purpose, 
 
 
 @numba.njit(**INSIDE)
-def _fair_coins_of_one(weights, due, skipped, first, size, lanes, step, purpose, scratch):
-    """`_catch_up_sign` of a tile with one lane, along rows."""
+def _fair_coins_of_one(weights, due, skipped, count, lanes, step, purpose, scratch):
+    """`_fair_coins` of one lane, along rows."""
     wide_vectors()
     column, words, moves = weights.reshape(-1), scratch.words.reshape(-1), scratch.normals.reshape(-1)
-    for i in range(size):
-        coins = min(skipped[first + i], 32)
-        moves[i] = f32(2.0) * f32(np.int32(_bits(_first(words[i], coins)))) - f32(coins)
-    long = 0
-    for i in range(size):
-        column[due[first + i]] += lanes.learning_rate[0] * moves[i]
-        words[long] = i
-        long += skipped[first + i] > 32
-    _more_coins_of_one(column, due, skipped, first, long, lanes, step, purpose, scratch)
+    tile = len(words)
+    for first in range(0, count, tile):
+        size, long = min(tile, count - first), 0
+        _fetch_rows(weights, due, first, size)
+        _word_tile(first, size, lanes, step, purpose, scratch)
+        for i in range(size):
+            coins = min(skipped[first + i], 32)
+            moves[i] = f32(2.0) * f32(np.int32(_bits(_first(words[i], coins)))) - f32(coins)
+        for i in range(size):
+            column[due[first + i]] += lanes.learning_rate[0] * moves[i]
+            words[long] = i
+            long += skipped[first + i] > 32
+        _more_coins_of_one(column, due, skipped, first, long, lanes, step, purpose, scratch)
 
 
 @numba.njit(**INSIDE)
-def _catch_up_sign(weights, last, rows, count, lanes, step, has_had, purpose, scratch):
-    """k skipped steps are k fair coins of +- eta: eta (2 Binomial(k, 1/2) - k), one bit a coin.
-
-    has_had: how many steps the rows are then counted to have had: `step`, or one more that is about to be made.
-    """
+def _fair_coins(weights, due, skipped, count, lanes, step, purpose, scratch):
+    """k skipped steps are k fair coins of +- eta: eta (2 Binomial(k, 1/2) - k), one bit a coin."""
     wide_vectors()
-    words, due, skipped, num_due = scratch.words, scratch.due, scratch.skipped, 0
-    for number in range(count):  # most rows of a batch were in the last one, too
-        row = rows[number]
-        lacks = step - last[row]
-        due[num_due], skipped[num_due], last[row] = row, lacks, has_had
-        num_due += lacks > 0
+    words = scratch.words
     tile = len(words)
-    for first in range(0, num_due, tile):
-        size = min(tile, num_due - first)
+    for first in range(0, count, tile):
+        size = min(tile, count - first)
         _fetch_rows(weights, due, first, size)
-        _word_tile(first, size, lanes, u32(step), purpose, scratch)
-        if weights.shape[1] == 1 and not scratch.cipher_start.shape[1]:
-            _fair_coins_of_one(weights, due, skipped, first, size, lanes, u32(step), purpose, scratch)
-            continue
+        _word_tile(first, size, lanes, step, purpose, scratch)
         for number in range(size):
             row, coins = due[first + number], min(skipped[first + number], 32)
             mask = u32(0xFFFFFFFF) if coins == 32 else u32((1 << coins) - 1)
@@ -663,7 +656,25 @@ def _catch_up_sign(weights, last, rows, count, lanes, step, has_had, purpose, sc
                 heads = f32(np.int32(_bits(u32(words[number, lane] & mask))))
                 weights[row, lane] += lanes.learning_rate[lane] * (f32(2.0) * heads - f32(coins))
             if skipped[first + number] > 32:
-                _more_coins(weights, row, skipped[first + number], lanes, first + number, u32(step), purpose, scratch)
+                _more_coins(weights, row, skipped[first + number], lanes, first + number, step, purpose, scratch)
+
+
+@numba.njit(**INSIDE)
+def _catch_up_sign(weights, last, rows, count, lanes, step, has_had, purpose, scratch):
+    """Give rows the coins of the steps that they lack.
+
+    has_had: how many steps the rows are then counted to have had: `step`, or one more that is about to be made.
+    """
+    due, skipped, num_due = scratch.due, scratch.skipped, 0
+    for number in range(count):  # most rows of a batch were in the last one, too
+        row = rows[number]
+        lacks = step - last[row]
+        due[num_due], skipped[num_due], last[row] = row, lacks, has_had
+        num_due += lacks > 0
+    if weights.shape[1] == 1 and not scratch.cipher_start.shape[1]:
+        _fair_coins_of_one(weights, due, skipped, num_due, lanes, u32(step), purpose, scratch)
+    else:
+        _fair_coins(weights, due, skipped, num_due, lanes, u32(step), purpose, scratch)
 
 
 @numba.njit(**INSIDE)
