@@ -95,6 +95,18 @@ def test_a_shard_of_another_key_is_not_taken_for_ours(store, tmp_path):
         run_sweep(questions(3, num_seeds=2), store, workers=0)
 
 
+@pytest.mark.parametrize("same_runs", [True, False])
+def test_a_shard_of_another_store_is_refused_by_name_by_all_who_read(store, tmp_path, same_runs):
+    other = questions(3, num_seeds=2) if same_runs else questions(1, num_seeds=2, first_seed=50)
+    run_sweep(other, tmp_path / "other", workers=0)
+    foreign = shards(tmp_path / "other")[0]
+    shutil.copy(foreign, store / "shards" / foreign.name)
+    with pytest.raises(ValueError, match=foreign.stem):
+        Store(store).read()
+    (store / "shards" / foreign.name).unlink()
+    assert len(Store(store).read())
+
+
 def test_a_parquet_file_of_somebody_else_is_refused_by_name(store):
     import hashlib
 

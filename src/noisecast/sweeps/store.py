@@ -27,11 +27,13 @@ import pyarrow.parquet as pq
 
 from noisecast.files import is_bomb, strict_json, why_unwritable, written_whole
 from noisecast.privacy.noise import RandomRoot
+from noisecast.runners import Training
 from noisecast.sweeps.ledger import Ledger, ledger_as_data, ledger_from
 from noisecast.table import COLUMNS, table_from
 
 _METADATA = b"noisecast"
 _FOREIGN = "{} is not a shard of this version of noisecast; move it out of the store."
+_RUN = ["scenario", "runner", "seed"]
 _ORDER = ["problem", "optimizer", "expected_batch_size", "num_steps", "noise_multiplier", "l2_clip_norm",
           "learning_rate", "scenario", "runner", "seed", "step", "metric"]  # fmt: skip
 
@@ -180,13 +182,34 @@ class Store:
             temporary.write_text(json.dumps(ledger_as_data(ledger)), encoding="utf-8")
 
     def read(self) -> pd.DataFrame:
-        """All rows, in an order that does not depend on who finished first."""
+        """All rows, in an order that does not depend on who finished first.
+
+        Raises: ValueError: a shard is of another store.
+        """
         if not self._read:
             return table_from([])
-        parts = [_rows_of(self._shards / name, content) for name, (_, content) in self._read.items()]
-        table = pd.concat(parts, ignore_index=True).sort_values(_ORDER, kind="stable", ignore_index=True)
+        parts = {name: _rows_of(self._shards / name, content) for name, (_, content) in self._read.items()}
+        self._refuse_foreign(parts)
+        table = pd.concat(parts.values(), ignore_index=True).sort_values(_ORDER, kind="stable", ignore_index=True)
         # A run may lie in two shards where two sweeps shared cells: it is one run, from one key.
-        return table_from(table.drop_duplicates(["scenario", "runner", "seed", "step", "metric"], ignore_index=True))
+        return table_from(table.drop_duplicates([*_RUN, "step", "metric"], ignore_index=True))
+
+    def _refuse_foreign(self, parts: dict[str, pd.DataFrame]) -> None:
+        """Whole shards of another store, put among ours: of runs that are not ours, or of ours from another key."""
+        ledger = self.ledger_before()
+        holders: dict[tuple, str] = {}
+        for name, rows in parts.items():
+            runs = set(rows[_RUN].drop_duplicates().itertuples(index=False, name=None))
+            trained = {(scenario, seed) for scenario, runner, seed in runs if runner == Training.name}
+            if ledger is not None and not trained <= ledger.runs.keys():
+                raise ValueError(f"{self._shards / name} is of another sweep than ledger.json lists; move it away.")
+            for other in {holders[run] for run in runs & holders.keys()}:
+                if set(self.finished[name].cells).isdisjoint(self.finished[other].cells):
+                    raise ValueError(
+                        f"{self._shards / name} and {other} hold the same runs from different keys; move the one that "
+                        "is of another store away."
+                    )
+            holders |= dict.fromkeys(runs, name)
 
     def write_manifest(self, about: dict[str, Any]) -> None:
         """An index for people; nothing reads it."""

@@ -31,7 +31,7 @@ LARGEST_LATTICE_STEP = 1.0  # the same where directions are not linear in gradie
 LARGEST_GROWTH = 3.0  # of the sum of squares within one step of ours
 MOST_HALVINGS = 40
 FEWEST_DIMS = 16  # of a row: the errors of fewer are no Gaussians
-LEAST_SHARE = 2 / 3  # mean D: with less left, rows that fit each other's noise are no longer independent
+LEAST_SHARE = 0.85  # mean D: with less left, rows that fit each other's noise are no longer independent
 
 
 class Pairs(NamedTuple):
@@ -401,6 +401,6 @@ class _FactorSolve:
         if self.share.mean() < LEAST_SHARE:
             reasons.append(
                 f"Ratings have pushed {1 - self.share.mean():.0%} of their errors' own fluctuation away: rows fit "
-                "each other's noise, which the closure takes for independent, and the loss may be 10 to 40 % higher."
+                "each other's noise, which the closure takes for independent, and the loss may be 5 to 40 % higher."
             )
         return reasons

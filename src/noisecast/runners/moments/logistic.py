@@ -43,6 +43,7 @@ LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it
 MOST_SETTLING, SETTLED = 4, 0.1  # fields looked at for a middle that leads to itself; bend of slopes by the last
 POWERS = 3  # of the curvature a time step
 LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the way: steps overshoot, and explode at 2
+LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
 LARGEST_LASTING_STEP = 1.2  # eta times the largest curvature of all: where it is no passing one
 
 
@@ -107,6 +108,7 @@ class _LogisticSolve:
         self.closure: Any = self.optimizer.theory.closure
         self.rows, self.settings = examples.train, settings
         self.split, self.steepest, self.curvature, self.first_move = self.rows.block.shape[1], 0.0, 0.0, 0.0
+        self.share = 1.0  # with which examples still hold the weights, on average
         self.direction = np.full(self.split, 1 / np.sqrt(self.split))  # in the block, of the largest curvature
         clip = self.mechanism.l2_clip_norm
         self.bound = residual_bound(clip, self.rows)
@@ -158,6 +160,11 @@ class _LogisticSolve:
         if self.first_move > LARGEST_MOVE:
             reasons.append(
                 f"The first step alone moves the logits by {self.first_move:.2g}: what follows is no small step either."
+            )
+        if self.share < LEAST_SHARE:
+            reasons.append(
+                f"Examples have pushed {1 - self.share:.0%} of their outputs' own fluctuation away: they fit each "
+                "other's noise, which the closure takes for independent, and the loss may be off by tens of per cent."
             )
         if self._is_short:
             reasons.append(
@@ -356,8 +363,10 @@ class _LogisticSolve:
         if step == 0:
             moved = self.rows.dot(self.learning_rate * self.closure.response(field.law, memory)[0])
             self.first_move = float(np.sqrt(np.mean(moved**2)))
+        self.share = float(at.pushed.remaining_share(field.block_spread + field.rest_spread).mean())
         too_small = self.rows.num_examples < FEWEST_EXAMPLES or self.bound.min() < SMALLEST_BOUND
-        return bool(self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self._is_short or too_small)
+        too_far = self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self.share < LEAST_SHARE
+        return bool(too_far or self._is_short or too_small)
 
     def _largest_curvature(self, field: _Field, gain: np.ndarray) -> float:
         """Of the optimizer's drift: in the block by a power iteration that goes on from step to step, since correlated
