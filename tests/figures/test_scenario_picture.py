@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from noisecast import DPSGD, ClosedForm, DPSignSGD, SampledGaussian, Scenario, Stream, answer, quadratic
+from noisecast import DPSGD, ClosedForm, DPSignSGD, SampledGaussian, Scenario, Stream, Training, answer, quadratic
 from noisecast.figures import scenario_picture
-from noisecast.table import DIVERGED
+from noisecast.table import DIVERGED, EXTRAPOLATED
 
 
 def scenarios(rates, clips):
@@ -38,6 +38,22 @@ def test_curves_of_one_colour_say_what_they_differ_in(rates, clips, labels):
     assert {text.get_text() for text in texts} == labels
     heights = sorted(text.xy[1] for text in texts)
     assert all(one + 0.049 < other for one, other in pairwise(heights))  # none upon another
+
+
+def test_curves_that_are_left_out_are_counted():
+    table = answer(scenarios([0.1, 0.2], [5.0]), runners=[Training()], record_at=[0, 20, 40])
+    assert "have gaps" not in legend_of(table)
+    one = table["scenario"] == table["scenario"].iloc[0]
+    table.loc[one & (table["step"] > 0), "status"] = EXTRAPOLATED
+    assert "1 of 3 curves have gaps" in legend_of(table)
+    table["status"] = EXTRAPOLATED
+    assert "3 of 3 curves have gaps" in legend_of(table)
+
+
+def legend_of(table):
+    figure = scenario_picture.draw(scenario_picture.data(table))
+    (legend,) = figure.legends or [panel.get_legend() for panel in figure.axes if panel.get_legend()]
+    return legend.get_title().get_text()
 
 
 def test_what_diverged_has_no_end_to_be_labelled():

@@ -360,6 +360,22 @@ def test_columns_that_bend_together_overshoot_together():
         assert any("overshoot" in reason for reason in found.reasons) == is_beyond
 
 
+def test_examples_that_fit_each_others_noise_are_out_of_depth():
+    """More features than examples: each holds its own output, against what noise and the others did to it."""
+    rng = np.random.Generator(np.random.PCG64(8))
+    labels = (np.arange(100) % 2).astype(np.int32)
+    for num_features, is_beyond in ((400, True), (10, False)):
+        features = rng.standard_normal((100, num_features)) / np.sqrt(num_features)
+        problem = linear_model(Dataset("few", features.astype(np.float32), labels, ("no", "yes")))
+        scenario = asked(
+            problem, DPAdam(learning_rate=0.1), 1500, sampler=Poisson.for_batch_size(20, 100),
+            noise_multiplier=1.0, l2_clip_norm=0.2,
+        )  # fmt: skip
+        found = Moments().forecast(scenario, [1500])
+        assert bool(found.extrapolated[-1]) == is_beyond
+        assert any("fit each other's noise" in reason for reason in found.reasons) == is_beyond
+
+
 def test_refusals_are_sentences():
     model = jax_model(lambda params, x: (params["w"] * x).sum(), {"w": np.ones(2, np.float32)}, np.ones((9, 2)))
     scenario = asked(

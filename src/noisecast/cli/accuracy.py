@@ -97,6 +97,10 @@ def accuracy(
     console.print(_summary_shown(summaries))
     for sentence in what_may_be_chance(summaries["loss"]):
         console.print(sentence)
+    if EXTRAPOLATED in set(cells["status"]):
+        console.print(
+            f"Why cells are extrapolated, and need not be right: noisecast forecast {scenario}", soft_wrap=True
+        )
     console.print(FOR_STUDY)
     for sentence in refused:
         console.print(f"Left out: {sentence}")

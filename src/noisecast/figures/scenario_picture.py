@@ -182,6 +182,9 @@ def _legend(figure: Figure, spare, frame: pd.DataFrame) -> None:
     notes = ["losses are non-private"]
     if np.isfinite(frame["low"]).any():
         notes.insert(0, "band: 95 % interval of the mean over seeds")
+    curves = frame["mean"].isna().groupby([frame["scenario"], frame["runner"]]).any().to_numpy(bool)
+    if gaps := np.count_nonzero(curves):
+        notes.append(f"{gaps} of {len(curves)} curves have gaps:\nwhere they diverge or are extrapolated none is drawn")
     title = "; ".join(notes)
     if spare is not None:
         spare.legend(handles=handles, loc="center left", title=title, title_fontsize=8)

@@ -400,7 +400,7 @@ class _FactorSolve:
             )
         if self.share.mean() < LEAST_SHARE:
             reasons.append(
-                f"Ratings have pushed {1 - self.share.mean():.0%} of their errors' own fluctuation away: rows fit "
-                "each other's noise, which the closure takes for independent, and the loss may be 5 to 40 % higher."
+                f"Ratings have pushed more than {1 - LEAST_SHARE:.0%} of their errors' own fluctuation away: rows fit "
+                "each other's noise, which the closure takes for independent, and the loss may be up to 40 % higher."
             )
         return reasons

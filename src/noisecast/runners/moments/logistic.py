@@ -163,8 +163,9 @@ class _LogisticSolve:
             )
         if self.share < LEAST_SHARE:
             reasons.append(
-                f"Examples have pushed {1 - self.share:.0%} of their outputs' own fluctuation away: they fit each "
-                "other's noise, which the closure takes for independent, and the loss may be off by tens of per cent."
+                f"Examples have pushed more than {1 - LEAST_SHARE:.0%} of their outputs' own fluctuation away: they "
+                "fit each other's noise, which the closure takes for independent, and the loss may be off by tens of "
+                "per cent."
             )
         if self._is_short:
             reasons.append(
