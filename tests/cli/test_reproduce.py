@@ -306,6 +306,11 @@ def test_an_estimate_computes_nothing(install, capsys, tmp_path):
     assert files(tmp_path) == []
 
 
+def test_an_estimate_needs_a_figure(capsys):
+    assert main(["reproduce", "--estimate"]) == 2
+    assert "Expected a figure, or all, to estimate" in capsys.readouterr().err
+
+
 def test_a_long_sweep_is_estimated_by_trial_before_it_begins(install, capsys, monkeypatch, tmp_path):
     import noisecast.sweeps
 

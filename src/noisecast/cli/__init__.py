@@ -167,7 +167,7 @@ def _usage_sentence(error: CycloptsError) -> str:
 
 def _os_sentence(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}; free or choose another place and try again."
+    return f"{where}{error.strerror or error}; make room there or choose another place, and try again."
 
 
 def _missing_extra(error: BaseException | None) -> str | None:

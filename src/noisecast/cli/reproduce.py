@@ -68,6 +68,8 @@ def reproduce(
 ) -> None:
     """A figure of the paper, with its numbers and what they say of its claims. Run it again, and it goes on."""
     if figure is None:
+        if estimate:
+            raise ValueError("Expected a figure, or all, to estimate the time of, got none.")
         _list(json)
         return
     if figure not in (*FIGURES, ALL):
