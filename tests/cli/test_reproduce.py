@@ -352,6 +352,19 @@ def test_a_log_has_a_line_now_and_then_without_control_characters(capsys, monkey
     assert all(line.isprintable() for line in lines)
 
 
+def test_shares_of_other_commands_are_told_in_a_log_too(capsys, monkeypatch):
+    from noisecast.cli import progress
+
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    with progress.share_progress("Training") as tell:
+        for done in range(1, 41):
+            tell(done / 40)
+    lines = capsys.readouterr().err.splitlines()
+    assert 5 < len(lines) < 40
+    assert "Training: " in lines[1] and " left" in lines[1]
+
+
 @pytest.mark.parametrize("shares, seconds_left", [([0.0, 0.25], 30.0), ([0.5, 0.75], 10.0), ([0.5], None)])
 def test_time_left_counts_only_what_was_done_now(monkeypatch, shares, seconds_left):
     from noisecast.cli import progress

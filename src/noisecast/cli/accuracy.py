@@ -139,8 +139,10 @@ def trained_on(
         if not lacking:
             break
         repeats = list(range(MORE_SEEDS + trained, MORE_SEEDS + min(2 * trained, most_seeds)))
-        progress(1 - len(lacking) / len(scenarios))
-        more = Training().answer(lacking, repeats=repeats, root=root, record_at=record_at, progress=lambda share: None)
+        known = 1 - len(lacking) / len(scenarios)
+        more = Training().answer(
+            lacking, repeats=repeats, root=root, record_at=record_at, progress=lambda _, known=known: progress(known)
+        )
         table, trained = pd.concat([table, more], ignore_index=True), trained + len(repeats)
         yield table
 

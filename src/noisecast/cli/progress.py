@@ -23,12 +23,9 @@ SECONDS_BETWEEN_LINES = 30.0
 
 @contextmanager
 def share_progress(description: str) -> Iterator[Callable[[float], None]]:
-    """A bar to be told the share of the work that is done; nothing where nobody watches."""
-    console = to_watcher()
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(description, total=1.0)
-        yield lambda share: progress.update(task, completed=share)
+    """To be told the share of the work that is done; shown as `sweep_progress` does."""
+    with sweep_progress(description) as progress:
+        yield lambda share: progress(share, None)
 
 
 @contextmanager
