@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -114,15 +114,18 @@ def read_arrays(stream: BinaryIO) -> dict[str, np.ndarray]:
     raise ValueError(reason)
 
 
-def strict_json(content: Any) -> str:
+def strict_json(content: Any, *, default: Callable[[Any], Any] | None = None) -> str:
     """JSON that every reader accepts: infinity as the string "inf" (which Python's `float` reads), NaN as null.
+
+    Args:
+      default: what stands for an object that JSON has no form for; None: TypeError.
 
     >>> print(strict_json({"epsilon": float("inf")}))
     {
       "epsilon": "inf"
     }
     """
-    return json.dumps(_strict(content), indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(_strict(content), indent=2, ensure_ascii=False, allow_nan=False, default=default)
 
 
 def _strict(content: Any) -> Any:
@@ -132,6 +135,8 @@ def _strict(content: Any) -> Any:
         return [_strict(value) for value in content]
     if isinstance(content, float) and not math.isfinite(content):
         return None if math.isnan(content) else "inf" if content > 0 else "-inf"
+    if isinstance(content, np.ndarray | np.generic):
+        return _strict(content.tolist())
     return content
 
 

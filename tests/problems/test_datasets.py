@@ -40,6 +40,16 @@ def test_duplicate_entries_of_a_sparse_matrix_are_summed():
     assert twice.nnz == 2, "the caller's matrix must stay as it was"
 
 
+@pytest.mark.parametrize("index", [-7, 2, 99, 10**8])
+@pytest.mark.parametrize("kind", [sp.csr_array, sp.csr_matrix, sp.csc_array])
+def test_indices_outside_the_matrix_are_refused(kind, index):
+    """Compiled kernels would write wherever they point."""
+    matrix = kind(sp.csr_array(DENSE))
+    matrix.indices[1] = index if kind is not sp.csc_array or index < 0 else index + 1
+    with pytest.raises(DataError, match=r"indices fit its shape \(3, 2\) in toy: .*ind"):
+        toy(matrix)
+
+
 @pytest.mark.parametrize("indices", [[2, 0], np.array([True, False, True]), slice(1, None), []])
 def test_rows_are_the_same_dense_and_sparse(indices):
     dense, sparse = toy().rows(indices), toy(sp.csr_array(DENSE)).rows(indices)

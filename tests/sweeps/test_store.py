@@ -91,8 +91,21 @@ def test_a_shard_of_another_key_is_not_taken_for_ours(store, tmp_path):
     run_sweep(questions(1, num_seeds=2), tmp_path / "other", workers=0)
     foreign = shards(tmp_path / "other")[0]
     shutil.copy(foreign, store / "shards" / foreign.name)
-    with pytest.raises(ValueError, match="does not ask for"):
+    with pytest.raises(ValueError, match=f"does not ask for, in shards/{foreign.name}"):
         run_sweep(questions(3, num_seeds=2), store, workers=0)
+
+
+@pytest.mark.parametrize("name", ["sub", "link.parquet", "notes.txt"])
+def test_what_is_no_file_of_a_store_is_named(store, name):
+    path = store / "shards" / name
+    if name == "sub":
+        path.mkdir()
+    elif name == "link.parquet":
+        path.symlink_to(store / "nowhere")
+    else:
+        path.write_text("buy milk", encoding="utf-8")
+    with pytest.raises(ValueError, match=f"{name} is not a shard of this version of noisecast; move it out"):
+        Store(store)
 
 
 @pytest.mark.parametrize("same_runs", [True, False])

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypeAlias
 
 from cyclopts import Parameter, Token
@@ -27,6 +27,10 @@ def whole_number(kind: type, tokens: Sequence[Token]) -> int:
         raise ValueError(f"Expected a whole number, got {tokens[0].value}.")
     return int(value)
 
+
+Workers: TypeAlias = Annotated[
+    int | None, Parameter(converter=whole_number, help="Processes; one a core by default, 0 for none.")
+]
 
 NARROWEST = 72  # columns that every table fits in
 
@@ -65,9 +69,9 @@ def warn(sentences: Iterable[str]) -> None:
         print(f"Warning: {sentence}", file=sys.stderr)
 
 
-def print_json(content: Any) -> None:
+def print_json(content: Any, *, default: Callable[[Any], Any] | None = None) -> None:
     """Strict JSON to standard output: infinity as the string "inf" (which `float` reads), NaN as null."""
-    print(strict_json(content))
+    print(strict_json(content, default=default))
 
 
 def number(value: float | None, digits: int = 4) -> str:

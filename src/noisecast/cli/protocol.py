@@ -10,7 +10,7 @@ import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader
+from noisecast.cli.output import TABLE_STYLE, Json, Workers, number, print_json, print_whole, to_reader
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import sweep_progress
 from noisecast.figures import protocol_picture
@@ -55,7 +55,7 @@ def protocol(
         Literal["final", "last-epochs"],
         Parameter(help="Compared after the last step, or as the mean after each of the last five epochs."),
     ] = "final",
-    workers: Annotated[int | None, Parameter(help="Processes; one a core by default, 0 for none.")] = None,
+    workers: Workers = None,
     figure: Annotated[Path | None, Parameter(help="Picture of it (.png, .pdf or .svg).")] = None,
     json: Json = False,
 ) -> None:

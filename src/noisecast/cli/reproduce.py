@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, to_watcher
+from noisecast.cli.output import TABLE_STYLE, Json, Workers, number, print_json, to_reader, to_watcher
 from noisecast.cli.progress import duration, sweep_progress
 from noisecast.files import why_unwritable, written_whole
 
@@ -60,7 +60,7 @@ def reproduce(
         str | None, Parameter(help="One data set alone: imdb, movielens or forum500. Default: all of the figure's.")
     ] = None,
     data: Annotated[Path | None, Parameter(help="Folder with the data sets. Default: NOISECAST_DATA.")] = None,
-    workers: Annotated[int | None, Parameter(help="Processes; one a core by default, 0 for none.")] = None,
+    workers: Workers = None,
     estimate: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Say how long it would take, and stop.")
     ] = False,

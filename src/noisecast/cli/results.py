@@ -1,5 +1,6 @@
 """`noisecast results`: what lies in a store."""
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from noisecast.cli.answer import summaries
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn
+from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn
 from noisecast.cli.unfinished import why_unfinished
 from noisecast.files import why_unwritable, written_whole
 from noisecast.privacy.accounting import epsilon_text
@@ -51,10 +52,15 @@ def results(
     if output is not None:
         _write(rows, table if sql is None and not columns else None, output)
     if json:
-        print_json({"rows": rows.to_dict("records")})
+        # A query makes what it likes: dates, intervals, bytes.
+        print_json(
+            {"rows": rows.to_dict("records")}, default=lambda it: float(it) if isinstance(it, Decimal) else str(it)
+        )
         return
     is_ends = sql is None and not columns
-    to_reader().print(_shown(_for_a_screen(rows, metric) if is_ends else rows, f"{store} (non_private)"))
+    console = to_reader()
+    console.print(f"{store} (non_private)", style="bold", soft_wrap=True, markup=False)
+    print_whole(console, _shown(_for_a_screen(rows, metric) if is_ends else rows))
     if is_ends and opened.is_of_trials:
         print("These are random trials: their number, and all of them but the best, must stay secret.")
 
@@ -86,7 +92,7 @@ def _for_a_screen(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
 def query(table: pd.DataFrame, sql: str) -> pd.DataFrame:
     """Rows that a DuckDB query selects from the table, by the name `results`; it reads no file.
 
-    Raises: ValueError with DuckDB's reason.
+    Raises: ValueError with DuckDB's reason, or where there is not one query.
     """
     import duckdb
 
@@ -95,6 +101,9 @@ def query(table: pd.DataFrame, sql: str) -> pd.DataFrame:
         # After this a query sees nothing but the table: not this machine's files, not the network.
         connection.execute("SET enable_external_access = false; SET lock_configuration = true")
         try:
+            count = len(connection.extract_statements(sql))
+            if count != 1:
+                raise ValueError(f"Expected one query, got {count or 'none'}.")
             return connection.execute(sql).fetch_df()
         except duckdb.Error as error:
             reason = str(error).split("\n")[0]
@@ -123,11 +132,11 @@ def _write(rows: pd.DataFrame, whole: pd.DataFrame | None, output: Path) -> None
             frame.to_parquet(temporary, index=False)
 
 
-def _shown(rows: pd.DataFrame, title: str) -> Table:
+def _shown(rows: pd.DataFrame) -> Table:
     caption = f"{len(rows):,} row{'' if len(rows) == 1 else 's'}"
     if len(rows) > ROWS_SHOWN:
         caption = f"The first {ROWS_SHOWN} of {len(rows):,} rows; --output FILE.csv for all of them"
-    table = Table(title=title, caption=caption + ".", **TABLE_STYLE)
+    table = Table(caption=caption + ".", **TABLE_STYLE)
     for name in rows.columns:
         is_number = pd.api.types.is_numeric_dtype(rows[name])
         table.add_column(str(name).replace("_", " "), justify="right" if is_number else "left", overflow="fold")

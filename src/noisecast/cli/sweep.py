@@ -7,7 +7,7 @@ import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn
+from noisecast.cli.output import TABLE_STYLE, Json, Workers, number, print_json, to_reader, warn
 from noisecast.cli.progress import duration, sweep_progress
 from noisecast.privacy.tuning import TrialDistribution
 from noisecast.question import Question
@@ -22,7 +22,7 @@ def sweep(
     /,
     *,
     store: Annotated[Path, Parameter(help="Folder for the results: a new one, or the one that this sweep has begun.")],
-    workers: Annotated[int | None, Parameter(help="Processes; one a core by default, 0 for none.")] = None,
+    workers: Workers = None,
     ray: Annotated[
         str | None, Parameter(help='Address of a Ray cluster to run on: "auto", "local" or host:port.')
     ] = None,
@@ -102,7 +102,7 @@ def _counts(table: pd.DataFrame) -> list[dict]:
 def _shown(counts: list[dict], store: Path) -> Table:
     table = Table(
         title=f"In {store}",
-        caption=f"Read: noisecast results {store}   Choose: noisecast select {store} --price ...",
+        caption=f"Read: noisecast results {store}   Choose: noisecast select {store} --metric loss --price ...",
         **TABLE_STYLE,
     )
     for column in ("problem", "optimizer", "runner"):

@@ -14,6 +14,7 @@ from noisecast.engines.keys import batch_key, noise_key
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
 from noisecast.privacy.noise import RandomRoot, key_words
 from noisecast.privacy.secure_noise import WORDS, first_states
+from noisecast.problems.clipping import NORM_SLACK
 from noisecast.problems.linear import LOGISTIC, MULTI_LABEL, SOFTMAX, Labelled, LinearModel
 from noisecast.problems.matrix_factorization import MatrixFactorization, RatedPairs, squared_norm_slack
 from noisecast.problems.rows import SparseRows
@@ -321,7 +322,7 @@ def _examples(data: Labelled, likelihood: int) -> _kernels.Examples:
         present.any(axis=1), width - present.argmax(axis=1), 0
     )  # behind the last that is not padding
     norms = np.sqrt(np.asarray(rows.squared_norms, np.float64) + 1.0).astype(np.float32)
-    upwards = np.nextafter(norms, np.float32(np.inf))
+    upwards = norms * np.float32(NORM_SLACK)
     labels = np.asarray(data.labels, np.int32).reshape(len(norms), -1)
     return _kernels.Examples(begin, end, indices.reshape(-1), values.reshape(-1), labels, upwards, likelihood)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from noisecast.privacy.mechanism import SampledGaussian
+from noisecast.problems.clipping import clip_factor
 
 Array = jax.Array
 PyTree = Any
@@ -72,7 +73,7 @@ def clipped_sum(per_example_gradients: PyTree, l2_clip_norm: Any, *, example_mas
             f"{jnp.shape(example_mask)}."
         )
     norms = jnp.sqrt(sum(jnp.square(leaf).sum(axis=tuple(range(1, leaf.ndim))) for leaf in leaves))
-    factors = jnp.minimum(1.0, l2_clip_norm / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny))
+    factors = clip_factor(norms, l2_clip_norm)
     counts = jnp.asarray(example_mask) & jnp.isfinite(norms)
 
     def total(leaf: Array) -> Array:

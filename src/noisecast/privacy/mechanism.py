@@ -16,8 +16,9 @@ __all__ = ["Adjacency", "SampledGaussian"]
 
 _SAMPLERS = {sampler.__name__: sampler for sampler in (Poisson, FixedSize, Shuffled, Stream)}
 
-# Beyond these float32 training and the accountants' float64 have no numbers left, and nobody a use.
-RANGES = {"noise_multiplier": (1e-9, 1e9), "l2_clip_norm": (1e-20, 1e20)}
+# Beyond these float32 training and the accountants' float64 have no numbers left (clip factors of the longest gradients
+# would round up), and nobody a use.
+RANGES = {"noise_multiplier": (1e-9, 1e9), "l2_clip_norm": (1e-12, 1e20)}
 
 
 @dataclass(frozen=True, kw_only=True)

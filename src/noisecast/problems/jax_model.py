@@ -11,6 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from noisecast.problems import data_moments
+from noisecast.problems.clipping import clip_factor
 from noisecast.problems.local_quadratic import LocalQuadratic, local_quadratic_by_lanczos
 from noisecast.problems.problem import fingerprint_of
 
@@ -131,9 +132,9 @@ class JaxModel:
         def one(example, weight):
             gradient = ravel_pytree(jax.grad(self.example_loss)(self.unravel(params), example))[0]
             norm = jnp.linalg.norm(gradient)
-            factor = jnp.minimum(1.0, l2_clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+            clipped = gradient * clip_factor(norm, l2_clip_norm)
             # A gradient that is not finite has no direction to clip to: the example contributes nothing.
-            return measure(jnp.where(jnp.isfinite(norm), gradient * factor, 0.0), norm, weight)
+            return measure(jnp.where(jnp.isfinite(norm), clipped, 0.0), norm, weight)
 
         size = min(self.microbatch_size, weights.shape[0])
         missing = -weights.shape[0] % size

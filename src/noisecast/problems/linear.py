@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse
 
 from noisecast.problems import data_moments
+from noisecast.problems.clipping import clip_factor
 from noisecast.problems.datasets import Dataset
 from noisecast.problems.local_quadratic import LocalQuadratic, local_quadratic_by_lanczos
 from noisecast.problems.problem import fingerprint_of
@@ -293,7 +294,7 @@ class LinearModel:
         """Residuals times their clip factor (n, m), and per-example gradient norms (n,)."""
         residuals = self.likelihood.residual(self.logits(examples.rows, params), examples.labels)
         norms = jnp.linalg.norm(residuals, axis=1) * jnp.sqrt(examples.rows.squared_norms + 1.0)
-        factors = jnp.minimum(1.0, l2_clip_norm / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny))
+        factors = clip_factor(norms, l2_clip_norm)
         # A gradient that is not finite has no direction to clip to: the example contributes nothing.
         return jnp.where(jnp.isfinite(norms)[:, None], residuals * factors[:, None], 0.0), norms
 

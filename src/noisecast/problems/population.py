@@ -10,6 +10,7 @@ import numpy as np
 
 from noisecast.privacy.jax_noise import derived_key, standard_normal
 from noisecast.privacy.mechanism import SampledGaussian
+from noisecast.problems.clipping import clip_factor
 from noisecast.theory.clipping import (
     ClippingExpectations,
     clipping_expectations,
@@ -100,7 +101,7 @@ class Population:
     def clipped_sum(self, params: Array, examples: Array, l2_clip_norm: Array) -> Array:
         gradients = self.gradient(params) + examples
         norms = jnp.linalg.norm(gradients, axis=1, keepdims=True)
-        factors = jnp.minimum(1.0, l2_clip_norm / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny))
+        factors = clip_factor(norms, l2_clip_norm)
         return jnp.where(jnp.isfinite(norms), gradients * factors, 0.0).sum(axis=0)
 
     def evaluate(self, params: Array, l2_clip_norm: Array) -> dict[str, Array]:

@@ -195,6 +195,8 @@ def _check_own(store: Store, tasks: Sequence[Task], may_hold_more: bool) -> None
     if not strangers:
         return
     runs = sum(len(f.cells) for f in strangers.values())
+    first, others = min(strangers), len(strangers) - 1
+    where = f"shards/{first}" + (f" and {others} other{'s' * (others > 1)}" if others else "")
     data = {task.scenarios[0].problem.fingerprint for task in tasks}
     if any(f.code != code_fingerprint() for f in strangers.values()):
         why = "they were computed by other code (another version of noisecast or of a library under it)"
@@ -203,8 +205,8 @@ def _check_own(store: Store, tasks: Sequence[Task], may_hold_more: bool) -> None
     else:
         why = "their settings, seeds, recorded steps or key are others"
     raise ValueError(
-        f"{store.folder} holds {runs} runs that this sweep does not ask for: {why}. Nothing was changed; use a new "
-        "folder, or put back what has changed."
+        f"{store.folder} holds {runs} runs that this sweep does not ask for, in {where}: {why}. Nothing was changed; "
+        "use a new folder, or put back what has changed; a shard of another store is to be moved away."
     )
 
 

@@ -237,6 +237,8 @@ def _as_bytes(table: pd.DataFrame, finished: Finished) -> bytes:
 
 
 def _read_shard(path: Path) -> tuple[Finished, bytes]:
+    if path.suffix != ".parquet" or not path.is_file():
+        raise ValueError(_FOREIGN.format(path))
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest()[:32] != path.stem:
         raise ValueError(

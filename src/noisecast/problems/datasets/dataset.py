@@ -140,6 +140,7 @@ def as_float32(features: Any, source: str = "the features") -> Features:
     """
     with np.errstate(over="ignore"):  # What overflows float32 is reported below, with its row.
         if sp.issparse(features):
+            _check_indices(features, source)
             matrix = sp.csr_array(features, dtype=np.float32)
             if not matrix.has_canonical_format:
                 matrix = matrix.copy()
@@ -158,6 +159,18 @@ def as_float32(features: Any, source: str = "the features") -> Features:
             "mend or drop that row."
         )
     return features
+
+
+def _check_indices(features: Any, source: str) -> None:
+    """SciPy looks at indices only when asked to, and compiled code would read and write wherever they point."""
+    if not hasattr(features, "check_format"):  # of other formats SciPy has checked them
+        return
+    try:
+        type(features)(features).check_format(full_check=True)  # a view: the check may trim arrays
+    except ValueError as error:
+        raise DataError(
+            f"Expected a sparse matrix whose indices fit its shape {features.shape} in {source}: {error}."
+        ) from error
 
 
 def parts_of(features: Features) -> tuple[np.ndarray, ...]:
