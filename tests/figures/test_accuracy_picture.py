@@ -6,7 +6,7 @@ import pytest
 from noisecast import DPSGD, DPSignSGD, SampledGaussian, Scenario, Stream, answer, quadratic
 from noisecast.figures import accuracy_picture
 from noisecast.runners import Moments, Training
-from noisecast.table import DIVERGED
+from noisecast.table import DIVERGED, EXTRAPOLATED
 
 SEEDS = [750_001, 750_002, 750_003, 750_004]
 
@@ -64,3 +64,17 @@ def test_one_panel_an_optimizer(table, levels, label):
     assert {panel.get_xlabel() for panel in figure.axes} == {label}
     lines = [line for line in figure.axes[0].lines if line.get_linestyle() == "-."]
     assert len(lines) == 2  # one a learning rate
+
+
+def crosses_of(figure):
+    return [list(x) for line in figure.axes[0].lines if line.get_marker() == "x" and len(x := line.get_xdata())]
+
+
+def test_forecasts_called_extrapolated_are_crossed(table):
+    frame = accuracy_picture.data(table)
+    assert not crosses_of(accuracy_picture.draw(frame))
+    beyond = (frame["optimizer"] == "DP-SGD") & (frame["noise_multiplier"] == 1.0) & (frame["learning_rate"] == 0.1)
+    frame.loc[beyond, "status"] = EXTRAPOLATED
+    figure = accuracy_picture.draw(frame)
+    assert crosses_of(figure) == [[1.0]]
+    assert "crosses: called extrapolated" in figure.get_supxlabel()

@@ -25,6 +25,7 @@ from noisecast.scenario import Scenario
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import EXTRAPOLATED, METRICS, OK, write_table
 
+WHY_EXTRAPOLATED = "Why cells are extrapolated, and need not be right: noisecast forecast {}"
 FOR_STUDY = (
     "Training here is for study: every seed is another run on the same examples, ε is the price of one of them, and "
     "all of them together spend more than is accounted. Losses are non-private."
@@ -90,6 +91,7 @@ def accuracy(
     if json:
         content = {"cells": cells.to_dict("records"), "summary": summaries, "refusals": refused, "note": FOR_STUDY}
         content["schedules"] = schedules_of(able)
+        content["reasons"] = WHY_EXTRAPOLATED.format(scenario) if EXTRAPOLATED in set(cells["status"]) else None
         print_json({**content, "output": output and str(output), "figure": figure and str(figure)})
         return
     console = to_reader()
@@ -98,9 +100,7 @@ def accuracy(
     for sentence in what_may_be_chance(summaries["loss"]):
         console.print(sentence)
     if EXTRAPOLATED in set(cells["status"]):
-        console.print(
-            f"Why cells are extrapolated, and need not be right: noisecast forecast {scenario}", soft_wrap=True
-        )
+        console.print(WHY_EXTRAPOLATED.format(scenario), soft_wrap=True)
     console.print(FOR_STUDY)
     for sentence in refused:
         console.print(f"Left out: {sentence}")

@@ -191,7 +191,11 @@ def _results(scenarios: Sequence[Scenario], forecasts: Sequence[Forecast]) -> li
         outcome = Outcome.of(found)
         settings = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "num_steps")
         columns = scenario.columns()
-        result = {name: columns[name] for name in settings} | {"status": outcome.status, "is_best": False}
+        result = {name: columns[name] for name in settings} | {
+            "status": outcome.status,
+            "reasons": list(outcome.reasons),
+            "is_best": False,
+        }
         result["schedule"] = None if scenario.schedule == CONSTANT else asdict(scenario.schedule)
         metrics = {name: float(values[-1]) for name, values in found.metrics.items()}
         results.append(result | {"non_private_metrics": metrics})

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LINES, plain_numbers
 from noisecast.figures.scenario_picture import save
-from noisecast.table import DIVERGED, METRICS, OK
+from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
 
 __all__ = ["data", "draw", "last_steps", "save"]
 
@@ -98,6 +98,8 @@ def _draw_panel(panel: Any, frame: Any, x: str) -> None:
     for (cell, curve), shade, marker in zip(cells, _shades(colour, len(cells)), cycle(MARKERS), strict=False):
         curve = curve.sort_values(x)
         panel.plot(curve[x], curve["forecast"], linestyle=RUNNER_LINES["moments"][0], linewidth=1.3, color=shade)
+        beyond = curve[curve["status"] == EXTRAPOLATED]
+        panel.plot(beyond[x], beyond["forecast"], linestyle="none", marker="x", markersize=6, color=shade)
         half = scipy.stats.t.ppf(0.975, np.maximum(curve["num_seeds"] - 1, 1)) * curve["trained_sem"]
         panel.errorbar(
             curve[x], curve["trained_mean"], half, linestyle="none", marker=marker, markersize=3.6, color=shade,
@@ -150,4 +152,5 @@ def _title(frame: Any, over_noise: bool) -> str:
 
 def _caption(frame: Any) -> str:
     seeds = int(frame["num_seeds"].max())
-    return f"dash-dot: forecast. dots: mean of {seeds} trained seeds, bars: its 95 % interval. Non-private."
+    crosses = " crosses: called extrapolated." if EXTRAPOLATED in set(frame["status"]) else ""
+    return f"dash-dot: forecast.{crosses} dots: mean of {seeds} trained seeds, bars: its 95 % interval. Non-private."
