@@ -35,6 +35,7 @@ CHANCE = 0.01
 
 SHADES = ("#bbbbbb", "#888888", "#444444", "#000000")
 NU_COLOURS = {1.0: "#CC79A7", 3.0: "#E69F00", math.inf: "#0072B2"}
+RINGS = {1.0: 8.0, 3.0: 5.5, math.inf: 3.0}
 
 
 def run(
@@ -81,7 +82,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         _draw_kummer(panels[0], frame)
         for panel, num_params in zip(panels[1:], (100, 10_000)):
             _draw_ratios(panel, frame, num_params)
-        panels[1].legend(fontsize=7, loc="upper left", title="dots: Monte Carlo ÷ exact", title_fontsize=7)
+        panels[1].legend(fontsize=7, loc="upper left")
         _mark_starts(panels[2])
         figure.suptitle("E[X/|X|] = a μ for X = μ + σ t_ν(0, I_d):   a ≈ K(ν)/(σ√d) needs |μ| ≪ σ√d", fontsize=10)
     return figure
@@ -291,7 +292,11 @@ def _draw_ratios(axes: Any, frame: pd.DataFrame, num_params: int) -> None:
             label=f"K(ν)/(σ√d) ÷ exact, ν = {name}",
         )  # fmt: skip
         drawn = curve[curve["monte_carlo"].notna()]
-        axes.plot(drawn["ratio"], drawn["monte_carlo"] / drawn["exact"], "o", markersize=3.5, color=colour)
+        # Rings of three sizes: the three laws lie upon each other at 1.
+        axes.plot(
+            drawn["ratio"], drawn["monte_carlo"] / drawn["exact"], "o", markersize=RINGS[float(nu)], color=colour,
+            markerfacecolor="none", label=f"Monte Carlo ÷ exact, ν = {name}",
+        )  # fmt: skip
     worst = shown.loc[(shown["concentrated"] / shown["exact"] - 1).abs().groupby(shown["ratio"]).idxmax()]
     axes.plot(worst["ratio"], worst["concentrated"] / worst["exact"], color="black", linewidth=1.2,
               label="norm concentration ÷ exact, worst ν")  # fmt: skip

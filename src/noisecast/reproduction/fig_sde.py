@@ -169,7 +169,7 @@ def draw(frame: pd.DataFrame) -> Figure:
                 axes.annotate(
                     "the printed SDE diverges", (0.97, 0.93), xycoords="axes fraction", ha="right", fontsize=8
                 )
-        figure.supylabel("loss (quartic: one-well coordinates)", fontsize=9)
+        figure.supylabel("loss (of the quartic: of its coordinates with one well)", fontsize=9)
         handles = []
         for runner in LABELS:
             style, marker = RUNNER_LINES[runner]
