@@ -179,13 +179,16 @@ def train(
     account = account_of(ledger, dataset)
     if account is not None and insecure_seed is not None:
         raise ValueError("Expected --ledger or --insecure-seed, got both: a run from a known seed has no guarantee.")
-    plan = _plan(
-        file, files, options, optimizer, learning_rate, (schedule, warmup_steps), batch_size, l2_clip_norm,
-        target_delta, num_examples,
-    )  # fmt: skip
-    warn((*plan.warnings, *plan.non_private_warnings))
-    if not json:
-        to_reader().print(_what_will_run(plan))
+    try:
+        plan = _plan(
+            file, files, options, optimizer, learning_rate, (schedule, warmup_steps), batch_size, l2_clip_norm,
+            target_delta, num_examples,
+        )  # fmt: skip
+        warn((*plan.warnings, *plan.non_private_warnings))
+        if not json:
+            to_reader().print(_what_will_run(plan))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("Interrupted before the first step; nothing has changed.") from None
     model = _trained(plan, output, files.label_separator, resume, insecure_seed, secure_noise, account)
     if json:
         print_json(_as_json(plan, model, output))

@@ -287,7 +287,10 @@ def _svmlight_complaint(lines: Iterable[str], path) -> str:
         for cell in (cell for cell in cells[1:] if not cell.startswith("qid:")):
             index, _, value = cell.partition(":")
             if not (re.fullmatch(r"\d{1,9}", index) and _FLOAT.fullmatch(value)):
-                return f"Line {number} of {path} holds '{cell[:40]}', expected feature:finite number, as in 3:0.5."
+                return (
+                    f"Line {number} of {path} holds '{cell[:40]}', expected feature:finite number, as in 3:0.5, the "
+                    "feature of nine digits at most."
+                )
             if int(index) <= last:
                 return f"Line {number} of {path} names feature {index} after {last}, expected increasing numbers."
             last = int(index)
