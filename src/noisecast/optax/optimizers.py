@@ -60,7 +60,7 @@ def dp_sgd(learning_rate: Any, mechanism: SampledGaussian, key: Any) -> optax.Gr
     >>> mechanism = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=1.0, sampler=Poisson(0.1, 2))
     >>> sgd, params = dp_sgd(0.5, mechanism, os.urandom(32)), jnp.zeros(2)
     >>> updates, state = sgd.update(jnp.array([[0.5, 0.0], [0.0, 4.0]]), sgd.init(params), params)
-    >>> updates.tolist()
+    >>> updates.round(5).tolist()
     [-0.125, -0.25]
     """
     return _private(DPSGD(learning_rate=1.0), learning_rate, mechanism, key)
