@@ -94,4 +94,4 @@ def test_a_bad_input_is_one_sentence(run, which, arguments, sentence):
 def test_random_trials_are_no_grid(run):
     tuning = '[tuning]\nmean_trials = 3.0\ndistribution = "poisson"\n'
     with pytest.raises(ValueError, match=r"got \[tuning\]"):
-        run("b", text=SWEEP.replace("num_seeds = 3\n", "") + tuning)
+        run("b", text=SWEEP.replace("num_seeds = 30\n", "") + tuning)
