@@ -3,10 +3,12 @@
 import json
 import math
 
+import pandas as pd
 import pytest
 from cli_inputs import SCENARIO
 
 from noisecast.cli import main
+from noisecast.cli.accuracy import summary as summary_of
 from noisecast.cli.accuracy import what_may_be_chance
 from noisecast.cli.forecast import NON_PRIVATE
 from noisecast.runners import Moments
@@ -155,6 +157,18 @@ def test_the_summary_is_of_the_cells(run):
     for cell in found["cells"]:
         assert cell["error"] == pytest.approx(cell["forecast"] / cell["trained_mean"] - 1)
     assert run("accuracy", "--json", text=text)["cells"] == found["cells"]  # insecure seeds repeat
+
+
+def test_the_worst_of_the_others_leaves_out_what_is_called_extrapolated():
+    cells = {"step": 9, "num_steps": 9, "trained_mean": 1.0, "trained_sem": 0.1, "trained_std": 0.2}
+    frame = pd.DataFrame(
+        [
+            cells | {"error": error, "standard_errors": 0.0, "forecast_std": 0.2, "status": status}
+            for error, status in ((0.3, "extrapolated"), (-0.02, "ok"), (0.01, "ok"))
+        ]
+    )
+    found = summary_of(frame)
+    assert (found["worst"], found["worst_of_others"], found["num_extrapolated"]) == (0.3, 0.02, 1)
 
 
 def test_training_goes_on_until_the_mean_is_known(run):

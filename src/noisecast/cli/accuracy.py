@@ -155,7 +155,8 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
     """Errors over the cells that `accuracy_picture.data` compares: shares of the trained mean.
 
     Returns: by name, of the last step: num_cells; num_left_out, in which a seed or the forecast diverged;
-      num_extrapolated among the compared; median, percentile_95 and worst |error|; within_1_percent, within_5_percent,
+      num_extrapolated among the compared; median, percentile_95 and worst |error|; worst_of_others, that are not
+      extrapolated; within_1_percent, within_5_percent,
       shares of cells; median_standard_error of the trained means; num_beyond_two, errors beyond two standard errors;
       median_error_of_std, worst_error_of_std, of the standard deviation over runs; and curve_median, of |error| at all
       recorded steps after the start. None where nothing is compared.
@@ -176,6 +177,7 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
         "median": errors.median(),
         "percentile_95": errors.quantile(0.95),
         "worst": errors.max(),
+        "worst_of_others": errors[compared["status"] != EXTRAPOLATED].max(),
         "within_1_percent": (errors <= 0.01).mean(),
         "within_5_percent": (errors <= 0.05).mean(),
         "median_standard_error": (compared["trained_sem"] / compared["trained_mean"].abs()).median(),
@@ -266,6 +268,8 @@ def _summary_shown(summaries: dict[str, dict[str, Any]]) -> Table:
     for name, label in (("num_extrapolated", "of them extrapolated"), ("num_left_out", "left out, diverged")):
         if any(s[name] for s in summaries.values()):
             table.add_row(label, *(str(s[name]) for s in summaries.values()))
+    if any(s["num_extrapolated"] for s in summaries.values()):
+        table.add_row("worst of the others", *(percent(s.get("worst_of_others")) for s in summaries.values()))
     return table
 
 
