@@ -160,7 +160,8 @@ def test_a_missing_file_is_named_by_its_reader(install, capsys, tmp_path):
     install("fig-floors", figure(run=run))
     assert main(["reproduce", "fig-floors", "--data", str(tmp_path)]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "fig-floors lacks data: No ratings in here, looked for u.data; get them."
+        "fig-floors lacks data: No ratings in here, looked for u.data; get them. "
+        "One that you have alone: --task imdb or movielens or forum500."
     )
 
 
@@ -179,16 +180,16 @@ def test_one_task_alone_asks_its_questions_alone(install, capsys, tmp_path):
     from noisecast.question import Question
     from noisecast.runners import Training
 
-    def questions(scale, data_dir):
+    def questions(scale, data_dir, asked):
         train, _ = bundled("iris")
-        asked = []
-        for name in ("imdb", "movielens"):
+        found = []
+        for name in ("imdb",) if asked == "imdb" else ():
             problem = linear_model(replace(train, name=name))
             sampler = Poisson.for_batch_size(30, train.num_examples)
             mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=sampler)
             one = Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=0.1), num_steps=2)
-            asked.append(Question(scenarios=(one,), runners=(Training(),), record_at=()))
-        return tuple(asked)
+            found.append(Question(scenarios=(one,), runners=(Training(),), record_at=()))
+        return tuple(found)
 
     install("fig-floors", figure(SECONDS=None, questions=questions))
     command = ["reproduce", "fig-floors", "--data", ".", "--output", "out", "--workers", "0"]
@@ -196,6 +197,8 @@ def test_one_task_alone_asks_its_questions_alone(install, capsys, tmp_path):
     rows = pd.read_parquet(tmp_path / "out" / "fig-floors-imdb-table.parquet")
     assert all("imdb" in problem for problem in rows["problem"])
     assert main(["reproduce", "fig-sde", "--task", "imdb"]) == 2
+    assert main([*command, "--task", "movielens-centred"]) == 2
+    assert "has no movielens-centred at the quick scale" in capsys.readouterr().err
     assert main([*command, "--task", "mnist"]) == 2
     assert "Expected a task among imdb, movielens, forum500" in capsys.readouterr().err
 
@@ -206,7 +209,7 @@ def test_an_interrupted_sweep_goes_on_by_the_same_command(install, capsys, tmp_p
     from noisecast.runners import Training
     from noisecast.sweeps import Store
 
-    def questions(scale, data_dir):
+    def questions(scale, data_dir, asked):
         mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Stream(8))
         scenarios = [
             Scenario(
@@ -322,13 +325,13 @@ def test_a_long_sweep_is_estimated_by_trial_before_it_begins(install, capsys, mo
 
     monkeypatch.setattr(noisecast.sweeps, "estimate_seconds", estimated)
     monkeypatch.setattr(noisecast.sweeps, "run_sweep", lambda *a, **k: pd.DataFrame({"value": [1.0]}))
-    install("fig-sde", figure(SECONDS=None, questions=lambda scale, data: (scale, data)))
+    install("fig-sde", figure(SECONDS=None, questions=lambda scale, data, asked: (scale, data, asked)))
     command = ["reproduce", "fig-sde", "--workers", "2", "--output", "out"]
     assert main(command) == 0  # quick: a trial would take as long as the figure
     assert "It takes minutes." in capsys.readouterr().err and asked == []
     assert main([*command, "--scale", "paper"]) == 0
     assert "About 10 min; interrupted, the same command goes on." in capsys.readouterr().err
-    assert asked == [(("paper", None), 2)]
+    assert asked == [(("paper", None, None), 2)]
     (tmp_path / "out" / "stores" / "fig-sde-paper").mkdir()
     assert main([*command, "--scale", "paper"]) == 0
     assert "It goes on with what is in out/stores/fig-sde-paper." in capsys.readouterr().err and len(asked) == 1

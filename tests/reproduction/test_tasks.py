@@ -1,5 +1,6 @@
 """The tasks carry the paper's numbers."""
 
+import importlib
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from noisecast.optimizers import DPSGD, OPTIMIZERS, DPSignSGD
 from noisecast.privacy.accounting import nominal_epsilon
-from noisecast.problems.datasets import Dataset
+from noisecast.problems.datasets import DataError, Dataset
 from noisecast.problems.linear import linear_model
 from noisecast.reproduction.tasks import FORUM, IMDB, MOVIELENS_PAPER_LIKE, SCALES, TASKS, Setting, _with_classes
 
@@ -72,6 +73,23 @@ def test_classes_are_chosen_by_number():
     data = Dataset("toy", np.eye(4, dtype=np.float32), np.array([2, 0, 1, 0]), ("a", "b", "c"))
     part = _with_classes(data, 2)
     assert part.labels.tolist() == [0, 1, 0] and part.label_names == ("a", "b") and part.num_examples == 3
+
+
+@pytest.mark.parametrize("figure", ["fig_floors", "fig_speed", "fig_threshold", "fig_protocol_b", "table_tuned"])
+@pytest.mark.parametrize(
+    "asked, missing",
+    [("imdb", "IMDB"), ("forum500", "forum"), ("movielens", "MovieLens"), ("movielens-centred", "MovieLens")],
+)
+def test_the_data_of_a_task_that_is_not_asked_for_are_not_read(figure, asked, missing, tmp_path):
+    module = importlib.import_module(f"noisecast.reproduction.{figure}")
+    with pytest.raises(DataError, match=missing):  # of a folder without any
+        module.questions("paper", tmp_path, asked)
+    assert module.questions("paper", tmp_path, "mnist") == ()
+
+
+def test_a_data_set_asks_for_all_its_tasks():
+    found = [[task.key for task in TASKS["paper"] if task.is_among(asked)] for asked in ("movielens", IMDB.key, None)]
+    assert found[:2] == [["movielens-paper-like", "movielens-centred"], ["imdb"]] and len(found[2]) == 4
 
 
 @pytest.mark.skipif(not DATA, reason="NOISECAST_DATA is not set")

@@ -32,16 +32,17 @@ class Figure:
     datasets: tuple[str, ...] = ()
 
 
-TASKS = ("imdb", "movielens", "forum500")
+_DATA = ("imdb", "movielens", "forum500")
+TASKS = (*_DATA, "movielens-paper-like", "movielens-centred")
 FIGURES: dict[str, Figure] = {
-    "fig-floors": Figure("final loss against the noise multiplier: the floors and their slopes", TASKS),
-    "fig-speed": Figure("speed of training at six privacy levels: whose depends on epsilon", TASKS),
-    "fig-threshold": Figure("epsilon below which the adaptive methods win, against the batch size", TASKS),
-    "fig-protocol-b": Figure("loss and best learning rate when all is tuned at every epsilon", TASKS),
+    "fig-floors": Figure("final loss against the noise multiplier: the floors and their slopes", _DATA),
+    "fig-speed": Figure("speed of training at six privacy levels: whose depends on epsilon", _DATA),
+    "fig-threshold": Figure("epsilon below which the adaptive methods win, against the batch size", _DATA),
+    "fig-protocol-b": Figure("loss and best learning rate when all is tuned at every epsilon", _DATA),
     "fig-sde": Figure("the optimizers against their SDEs, unified and as printed"),
     "fig-stationary": Figure("mean and variance of the weights against the stationary theorems"),
     "fig-hypergeometric": Figure("what the normalised-gradient lemmas neglect, and when that counts"),
-    "table-tuned": Figure("the paper's table of tuned learning rates and clip norms (Protocol A)", TASKS),
+    "table-tuned": Figure("the paper's table of tuned learning rates and clip norms (Protocol A)", _DATA),
 }
 
 
@@ -56,9 +57,7 @@ def reproduce(
     output: Annotated[Path, Parameter(help="Folder for pictures, frames, claims and stores.")] = Path(
         "noisecast-figures"
     ),
-    task: Annotated[
-        str | None, Parameter(help="One data set alone: imdb, movielens or forum500. Default: all of the figure's.")
-    ] = None,
+    task: Annotated[str | None, Parameter(help=f"One alone: {', '.join(TASKS)}. Default: all of the figure's.")] = None,
     data: Annotated[Path | None, Parameter(help="Folder with the data sets. Default: NOISECAST_DATA.")] = None,
     workers: Workers = None,
     estimate: Annotated[
@@ -78,7 +77,7 @@ def reproduce(
         raise ValueError(f"Expected --workers to be a whole number >= 0, got {workers}.")
     if task is not None and task not in TASKS:
         raise ValueError(f"Expected a task among {', '.join(TASKS)}, got '{task}'.")
-    names = [name for name in FIGURES if figure in (ALL, name) and (task is None or task in FIGURES[name].datasets)]
+    names = [name for name in FIGURES if figure in (ALL, name) and (task is None or FIGURES[name].datasets)]
     if not names:
         raise ValueError(f"Expected a figure that {task} is in, got {figure}; leave out --task.")
     order = _Order(scale=scale, task=task, output=output, data=data, workers=workers)
@@ -124,11 +123,11 @@ class _Order:
         return name if self.task is None else f"{name}-{self.task}"
 
     def questions(self, module: Any) -> tuple[Any, ...]:
-        """Of a figure that is a sweep: all of them, or those about one data set."""
-        asked = module.questions(self.scale, self.data)
-        if self.task is None:
-            return asked
-        return tuple(question for question in asked if self.task in question.scenarios[0].problem.name)
+        """Of a figure that is a sweep: all of them, or those about one task; no other's data are read."""
+        asked = module.questions(self.scale, self.data, self.task)
+        if not asked:
+            raise ValueError(f"'{module.TITLE}' has no {self.task} at the {self.scale} scale; try --scale paper.")
+        return asked
 
 
 class _NoData(ValueError):
@@ -142,7 +141,7 @@ def _reproduce(name: str, order: _Order) -> dict[str, Any]:
     """Say how long it will take, compute, write; what is to be shown."""
     from noisecast.problems.datasets import DataError
 
-    _check_data(name, order.data)
+    _check_data(name, order)
     module = importlib.import_module(f"noisecast.reproduction.{name.replace('-', '_')}")
     began = time.monotonic()
     try:
@@ -152,7 +151,8 @@ def _reproduce(name: str, order: _Order) -> dict[str, Any]:
         with sweep_progress(order.file(name)) as progress:
             table = _table(module, name, order, progress)
     except DataError as error:
-        raise _NoData(f"{name} lacks data: {error}") from None
+        others = "" if order.task else f" One that you have alone: --task {' or '.join(_DATA)}."
+        raise _NoData(f"{name} lacks data: {error}{others}") from None
     except KeyboardInterrupt as interruption:
         raise KeyboardInterrupt(str(interruption) or f"Interrupted in {name}; {_what_is_kept(module)}.") from None
     frame = module.data(table)
@@ -255,10 +255,10 @@ def _check_folder(output: Path) -> None:
     output.mkdir(exist_ok=True)
 
 
-def _check_data(name: str, data: Path | None) -> None:
+def _check_data(name: str, order: _Order) -> None:
     """A figure without a data folder: what to get, at once. Which file is missing from a folder, its reader says."""
-    needed = FIGURES[name].datasets
-    if not needed or data is not None or os.environ.get("NOISECAST_DATA"):
+    needed = [data for data in FIGURES[name].datasets if order.task is None or order.task.startswith(data)]
+    if not needed or order.data is not None or os.environ.get("NOISECAST_DATA"):
         return
     from noisecast.problems.datasets import DATASETS
 
@@ -289,15 +289,13 @@ def _list(json: bool) -> None:
 
 
 def _say_estimates(names: list[str], order: _Order, json: bool) -> None:
-    from noisecast.problems.datasets import DataError
-
     found: dict[str, float | str] = {}
     for name in names:
         try:
-            _check_data(name, order.data)
+            _check_data(name, order)
             module = importlib.import_module(f"noisecast.reproduction.{name.replace('-', '_')}")
             found[name] = _seconds(module, order)
-        except (_NoData, DataError) as error:
+        except ValueError as error:  # no data, or nothing to ask of that task
             if len(names) == 1:
                 raise
             found[name] = str(error)

@@ -58,11 +58,11 @@ TOLERANCE = 0.25  # a slope is as claimed if its whole interval is that near
 KEYS = ["panel", "optimizer", "metric", "runner", "noise_multiplier"]
 
 
-def questions(scale: Scale, data_dir: Path | None = None) -> tuple[Question, ...]:
-    """The two quadratics, then every task at the paper's multipliers."""
+def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = None) -> tuple[Question, ...]:
+    """The two quadratics, unless a task is asked for, then every such task at the paper's multipliers."""
     return (
-        *(_quadratic_question(scale, batch_size) for batch_size in (4, 1)),
-        *(_task_question(task, data_dir) for task in TASKS[scale]),
+        *(_quadratic_question(scale, batch_size) for batch_size in (4, 1) if asked is None),
+        *(_task_question(task, data_dir) for task in TASKS[scale] if task.is_among(asked)),
     )
 
 

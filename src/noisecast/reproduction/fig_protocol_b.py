@@ -124,9 +124,10 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
 }
 
 
-def questions(scale: Scale, data_dir: Path | None) -> tuple[Question, ...]:
+def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = None) -> tuple[Question, ...]:
     """Every cell of every task trained, and those of one clip norm forecast."""
-    return tuple(question for plan in PLANS[scale] for question in _questions(plan, data_dir))
+    plans = (plan for plan in PLANS[scale] if plan.task.is_among(asked))
+    return tuple(question for plan in plans for question in _questions(plan, data_dir))
 
 
 def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:

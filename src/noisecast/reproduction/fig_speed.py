@@ -40,9 +40,9 @@ WANTED = {"DP-SGD": 0.0, "DP-SignSGD": -1.0, "DP-Adam": -1.0}  # powers of z
 TOLERANCE = 0.25  # a slope is as claimed if its whole interval is that near
 
 
-def questions(scale: Scale, data_dir: Path | None = None) -> tuple[Question, ...]:
-    """Every task at its multipliers, looked at often early on."""
-    return tuple(_question(task, data_dir) for task in _tasks(scale))
+def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = None) -> tuple[Question, ...]:
+    """Every task (that is asked for) at its multipliers, looked at often early on."""
+    return tuple(_question(task, data_dir) for task in _tasks(scale) if task.is_among(asked))
 
 
 def _tasks(scale: Scale) -> tuple[Task, ...]:

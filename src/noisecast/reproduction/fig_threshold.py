@@ -71,21 +71,23 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
 }
 
 
-def questions(scale: Scale, data_dir: Path | None) -> tuple[Question, ...]:
-    """Training at every batch size and noise multiplier, and forecasts."""
-    asked = []
+def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = None) -> tuple[Question, ...]:
+    """Training at every batch size and noise multiplier, and forecasts, of every task (that is asked for)."""
+    found = []
     for plan in PLANS[scale]:
+        if not plan.task.is_among(asked):
+            continue
         task, problem = plan.task, plan.task.load(data_dir)
         for batch_size in task.threshold_batch_sizes:
             trained = task.scenarios(problem, plan.at(batch_size, task.threshold), batch_size=batch_size)
             record_at = (trained[0].num_steps,)
-            asked.append(
+            found.append(
                 Question(scenarios=trained, runners=(Training(),), record_at=record_at, num_seeds=task.num_seeds)
             )
             forecast = task.scenarios(problem, plan.at(batch_size, plan.forecast), batch_size=batch_size)
             if forecast:
-                asked.append(Question(scenarios=forecast, runners=(Moments(),), record_at=record_at))
-    return tuple(asked)
+                found.append(Question(scenarios=forecast, runners=(Moments(),), record_at=record_at))
+    return tuple(found)
 
 
 def data(table: Any) -> pd.DataFrame:

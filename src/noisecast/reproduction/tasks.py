@@ -42,6 +42,7 @@ class Task:
     """A data set, how it is trained, and what each figure varies.
 
     Args:
+      key: as it is asked for; begins with the data set's name.
       name: as shown; says where the task is not the paper's.
       load: the problem, of the data folder (None: the environment variable NOISECAST_DATA).
       tuned: by optimizer class; at batch size 64.
@@ -53,6 +54,7 @@ class Task:
       forecast: asked beside training; False at the quick scale where it would cost more than the training.
     """
 
+    key: str
     name: str
     load: Callable[[Path | None], Problem]
     tuned: Mapping[type, Setting]
@@ -72,6 +74,10 @@ class Task:
     @property
     def runners(self) -> tuple[Runner, ...]:
         return (Training(), Moments()) if self.forecast else (Training(),)
+
+    def is_among(self, asked: str | None) -> bool:
+        """Whether a key or a data set's name asks for this task; None asks for all."""
+        return asked is None or asked in (self.key, self.key.split("-")[0])
 
     def num_steps(self, num_examples: int, batch_size: int = 64) -> int:
         """floor(n / B) epochs."""
@@ -167,6 +173,7 @@ def load_movielens_centred(data_dir: Path | None = None) -> Problem:
 _IMDB_ADAPTIVE = Grid((0.01, 0.05, 0.10, 0.15, 0.22, 0.27, 0.33, 0.38, 0.44, 0.50), (0.05, 0.1, 0.25, 0.5))
 
 IMDB = Task(
+    key="imdb",
     name="IMDB",
     load=load_imdb,
     tuned={DPSGD: Setting(5, 0.5), DPSignSGD: Setting(0.1, 0.5), DPAdam: Setting(0.1, 0.5)},
@@ -190,6 +197,7 @@ IMDB = Task(
 _FORUM_CLIPS = (0.05, 0.1, 0.25, 0.35, 0.5, 1)
 
 FORUM = Task(
+    key="forum500",
     name="StackOverflow-shaped",
     load=load_forum,
     tuned={DPSGD: Setting(3, 0.25), DPSignSGD: Setting(0.01, 0.5), DPAdam: Setting(0.01, 0.5)},
@@ -216,6 +224,7 @@ _MOVIELENS_CLIPS = (0.1, 0.25, 0.5, 1, 2, 3)
 _MOVIELENS_ADAPTIVE = Grid((0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3), _MOVIELENS_CLIPS)
 
 MOVIELENS_PAPER_LIKE = Task(
+    key="movielens-paper-like",
     name="MovieLens, paper-like start",
     load=load_movielens_paper_like,
     tuned={DPSGD: Setting(0.1, 2), DPSignSGD: Setting(0.001, 3), DPAdam: Setting(0.001, 1)},
@@ -239,6 +248,7 @@ MOVIELENS_PAPER_LIKE = Task(
 # The paper's settings are for rows that start large. These are near the best of `forecast_best` at z = 0.5.
 MOVIELENS_CENTRED = replace(
     MOVIELENS_PAPER_LIKE,
+    key="movielens-centred",
     name="MovieLens, centred",
     load=load_movielens_centred,
     tuned={DPSGD: Setting(0.1, 1), DPSignSGD: Setting(0.001, 1), DPAdam: Setting(0.001, 1)},
