@@ -26,8 +26,8 @@ from noisecast import (
     quadratic,
 )
 from noisecast.problems.datasets import Dataset, bundled
-from noisecast.runners import Training
-from noisecast.runners.moments import Moments, logistic
+from noisecast.runners import Training, moments
+from noisecast.runners.moments import Moments, examples, logistic
 from noisecast.theory import sgd_moments
 
 SEED_QUADRATIC, SEED_ADAM, SEED_LOGISTIC, SEED_DATA = 640_001, 640_002, 640_003, 640_004
@@ -271,10 +271,65 @@ def test_a_middle_that_swings_is_settled(monkeypatch):
     assert early_loss() != pytest.approx(fine, rel=5e-3)
 
 
-def test_variances_alone_are_close_and_covariances_matter():
+def test_variances_alone_are_close_and_covariances_matter(monkeypatch):
+    monkeypatch.setattr(examples, "JOINT_DIRECTIONS", 0)
+    moments._prepared.cache_clear()
     full, half, none = (final_loss(Moments(full_covariance_features=k)) for k in (60, 30, 0))
     assert half == pytest.approx(full, rel=0.03)
     assert abs(half / full - 1) < abs(none / full - 1)
+    moments._prepared.cache_clear()
+
+
+def common_words(num_examples=600, num_features=200):
+    """Every feature in a seventh of the rows, rows of very different length: none stands out, all bend together."""
+    rng = np.random.default_rng(SEED_DATA)
+    share = rng.uniform(0.03, 0.25, (num_examples, 1))
+    features = (rng.random((num_examples, num_features)) < share).astype(np.float32)
+    labels = (rng.random(num_examples) < 1 / (1 + np.exp(-features @ rng.normal(size=num_features)))).astype(np.int32)
+    return Dataset("toy", scipy.sparse.csr_array(features), labels, ("no", "yes"))
+
+
+@pytest.mark.parametrize("optimizer", LOGISTIC_OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
+    """With one direction of theirs in the block ten features do for all; without it one run's spread is far off."""
+
+    def found(num_full):
+        moments._prepared.cache_clear()  # the examples in their parts
+        scenario = asked(
+            linear_model(common_words()), optimizer, 500, sampler=Poisson.for_batch_size(32, 600),
+            noise_multiplier=4.0, l2_clip_norm=0.5,
+        )  # fmt: skip
+        return Moments(full_covariance_features=num_full).forecast(scenario, [500]).metrics
+
+    whole, few = found(200), found(10)
+    monkeypatch.setattr(examples, "JOINT_DIRECTIONS", 0)
+    joint, without = (
+        {name: float(part[name][-1] / whole[name][-1] - 1) for name in ("loss", "loss_std", "params_norm")}
+        for part in (few, found(10))
+    )
+    print(f"\n{optimizer.name}: {joint}; without {without}")
+    assert abs(joint["loss"]) < 0.02 and without["loss"] > 0.05
+    assert abs(joint["loss_std"]) < 0.05 and without["loss_std"] > 0.5
+
+
+def test_what_the_rest_adds_beside_its_joint_direction(monkeypatch):
+    monkeypatch.setattr(examples, "JOINT_DIRECTIONS", 3)
+    rows = examples.Examples.of(PROBLEM, 20, 400).train
+    assert rows.joint.shape == (40, 3) and rows.split == 21 and rows.block.shape[1] == 24
+    np.testing.assert_allclose(rows.joint.T @ rows.joint, np.eye(3), atol=1e-6)
+    variance = np.linspace(0.5, 2.0, 40)
+    rest = rows.rest.toarray()
+    beside = rest - rest @ rows.joint @ rows.joint.T
+    np.testing.assert_allclose(rows.rest_spread(variance), beside**2 @ variance, rtol=1e-4, atol=1e-6)
+    along = np.mean(rest**2 - beside**2, axis=0)
+    np.testing.assert_allclose(rows.rest_moment_along(np.ones(400)), along, rtol=1e-4, atol=1e-6)
+    root = np.random.default_rng(SEED_DATA).normal(size=(24, 24))
+    full = rows.block @ (root @ root.T) @ rows.block.T + beside @ (variance[:, None] * beside.T)
+    np.testing.assert_allclose(rows.logit_covariance(root @ root.T, variance), full, rtol=1e-4, atol=1e-4)
+    weights = np.random.default_rng(SEED_DATA).normal(size=61)
+    np.testing.assert_allclose(
+        rows.block @ rows.in_block(weights) + rest @ rows.beside(weights), rows.dot(weights), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_dense_rows_are_sparse_rows():

@@ -31,8 +31,9 @@ class Moments:
 
     - Quadratics and quartics: the algorithm's own recursion, coordinate by coordinate; exact for DP-SGD on a quadratic
       while nothing is clipped. Where a quartic has two wells, a density on a grid.
-    - Logistic, softmax and multi-label models: full covariance among the features of most energy and the bias,
-      variances elsewhere; every logit is Gaussian; time runs in growing steps within which the response is linear.
+    - Logistic, softmax and multi-label models: full covariance among the features of most energy and the bias
+      (logistic models: and the direction in which the others move together), variances elsewhere; every logit is
+      Gaussian; time runs in growing steps within which the response is linear.
     - Matrix factorisations: rows are Gaussian and independent; time steps are quadratic in their number.
 
     Metrics are expectations over runs. Everything is computed from the examples without noise: non-private. Rows are

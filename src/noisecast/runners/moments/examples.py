@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
+import scipy.sparse.linalg
 
 from noisecast.privacy.noise import Purpose, RandomRoot, key_data, key_for
 from noisecast.problems.linear import Labelled, LinearModel
@@ -12,19 +13,25 @@ from noisecast.problems.rows import DenseRows
 
 # Test examples, above which some stand for all: at most, and as a multiple of the training examples that do.
 LARGEST_TEST, TEST_SHARE = 50_000, 4
+JOINT_DIRECTIONS = 1  # of the rest: that of the features' frequencies holds ten times the energy of the next
 COLUMNS_AT_ONCE, ROWS_AT_ONCE = 75, 1_000  # of the block
 
 
 class Rows:
-    """Labelled rows, split into a dense block [most energetic features, bias] and the rest.
+    """Labelled rows in two parts: a dense block of columns that have a full covariance, and the rest.
+
+    The block is [most energetic features, bias, R]: R = rest . V are the rest's components along a few orthonormal
+    directions, in which features that are each too faint for the block fluctuate together, and which they bend
+    together. The rest's own variances are those beside V.
 
     Args:
-      block: (n, K + 1) float32.   rest: (n, p - K), CSR or dense, float32.
+      block: (n, K + 1 + r) float32.   rest: (n, p - K), CSR or dense, float32.   joint: V; (p - K, r) float32.
       labels: (n,).   lengths: sqrt(|x|^2 + 1); (n,).
     """
 
-    def __init__(self, block: np.ndarray, rest: Any, labels: np.ndarray, lengths: np.ndarray):
-        self.block, self.rest, self.labels, self.lengths = block, rest, labels, lengths
+    def __init__(self, block: np.ndarray, rest: Any, joint: np.ndarray, labels: np.ndarray, lengths: np.ndarray):
+        self.block, self.rest, self.joint, self.labels, self.lengths = block, rest, joint, labels, lengths
+        self.split = block.shape[1] - joint.shape[1]  # K + 1: the features themselves, and the bias
         self.block_squared = block**2
         self.rest_squared = rest.power(2) if scipy.sparse.issparse(rest) else rest**2
         # Views, but for few examples SciPy takes as long to make one as to multiply by it.
@@ -36,27 +43,43 @@ class Rows:
 
     def presence(self, batch_size: float) -> np.ndarray:
         """Share of batches in which some row has the feature; (d,)."""
-        return presence_of(batch_size, self.block, self.rest)
+        return presence_of(batch_size, self.block[:, : self.split], self.rest)
 
     def dot(self, weights: np.ndarray) -> np.ndarray:
         """x_i . w; (n,)."""
-        split = self.block.shape[1]
         weights = weights.astype(np.float32)
-        return (self.block @ weights[:split] + self.rest @ weights[split:]).astype(np.float64)
+        near, far = weights[: self.split], weights[self.split :]
+        return (self.block[:, : self.split] @ near + self.rest @ far).astype(np.float64)
 
     def mean_of(self, coefficients: np.ndarray) -> np.ndarray:
         """(1/n) sum_i c_i x_i; (d,)."""
         c = (coefficients / self.num_examples).astype(np.float32)
-        return np.concatenate([self.block.T @ c, self.rest_t @ c]).astype(np.float64)
+        return np.concatenate([self.block[:, : self.split].T @ c, self.rest_t @ c]).astype(np.float64)
+
+    def in_block(self, vector: np.ndarray) -> np.ndarray:
+        """Components of a vector of all coordinates along the block's columns; (d,) -> (K + 1 + r,)."""
+        return np.concatenate([vector[: self.split], vector[self.split :] @ self.joint])
+
+    def beside(self, vector: np.ndarray) -> np.ndarray:
+        """What is left of it in the rest; (d,) -> (p - K,)."""
+        rest = vector[self.split :]
+        return rest - self.joint @ (rest @ self.joint)
 
     def block_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
-        """(1/n) sum_i c_i x_i x_i', c >= 0, within the block; (K + 1, K + 1)."""
+        """(1/n) sum_i c_i x_i x_i', c >= 0, within the block; (K + 1 + r, K + 1 + r)."""
         half = self.block * np.sqrt(coefficients / self.num_examples).astype(np.float32)[:, None]
         return (half.T @ half).astype(np.float64)
 
     def rest_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
         """(1/n) sum_i c_i x_ij^2 in the rest; (p - K,)."""
         return (self.rest_squared_t @ (coefficients / self.num_examples).astype(np.float32)).astype(np.float64)
+
+    def rest_moment_along(self, coefficients: np.ndarray) -> np.ndarray:
+        """What of it is along V: (1/n) sum_i c_i (x_ij^2 - y_ij^2), y_i what is left of x_i beside V; (p - K,)."""
+        along = self.block[:, self.split :]
+        weighted = along * (coefficients / self.num_examples).astype(np.float32)[:, None]
+        found = 2 * (self.rest_t @ weighted) - self.joint @ (along.T @ weighted)
+        return np.einsum("jk,jk->j", self.joint, found).astype(np.float64)
 
     def block_spread(self, covariance: np.ndarray) -> np.ndarray:
         """x_i' V x_i in the block; (n,). Each pair of columns once, V being symmetric; of rows what the cache holds."""
@@ -77,14 +100,24 @@ class Rows:
         """sum_j w_j x_ij^2 in the rest; (n,)."""
         return (self.rest_squared @ weights.astype(np.float32)).astype(np.float64)
 
+    def rest_spread(self, variance: np.ndarray) -> np.ndarray:
+        """Variance of what independent weights of the rest add to a logit, beside V; (n,)."""
+        weighted = variance[:, None].astype(np.float32) * self.joint
+        along = self.block[:, self.split :]
+        shared = 2 * (self.rest @ weighted) - along @ (self.joint.T @ weighted)
+        return np.maximum(self.rest_squared_dot(variance) - np.einsum("ij,ij->i", along, shared), 0.0)
+
     def logit_covariance(self, covariance: np.ndarray, variance: np.ndarray) -> np.ndarray:
         """x_i' V x_l of all pairs; (n, n). For a few examples."""
         within = self.block @ covariance.astype(np.float32) @ self.block.T
-        weighted = self.rest * variance.astype(np.float32)
-        return within.astype(np.float64) + _dense(weighted @ self.rest.T)
+        rest = self.rest * variance.astype(np.float32)
+        along, weighted = self.block[:, self.split :], variance[:, None].astype(np.float32) * self.joint
+        shared = (self.rest @ weighted - along @ (self.joint.T @ weighted) / 2) @ along.T
+        return (within - shared - shared.T).astype(np.float64) + _dense(rest @ self.rest.T)
 
     def take(self, chosen: np.ndarray) -> "Rows":
-        return Rows(*(part[chosen] for part in (self.block, self.rest, self.labels, self.lengths)))
+        block, rest, labels, lengths = (part[chosen] for part in (self.block, self.rest, self.labels, self.lengths))
+        return Rows(block, rest, self.joint, labels, lengths)
 
 
 def presence_of(batch_size: float, *parts: Any) -> np.ndarray:
@@ -118,13 +151,14 @@ class Examples(NamedTuple):
         features = matrix_of(problem.train, chosen)
         energy = scipy.sparse.csr_array(features).power(2).sum(axis=0)
         order = np.argsort(-np.asarray(energy), kind="stable")[:num_full]
-        train = _split(features, problem.train, chosen, order)
+        joint = _joint_directions(features[:, np.setdiff1d(np.arange(features.shape[1]), order)])
+        train = _split(features, problem.train, chosen, order, joint)
         test = held_out = None
         if len(others):
-            held_out = _split(matrix_of(problem.train, others), problem.train, others, order)
+            held_out = _split(matrix_of(problem.train, others), problem.train, others, order, joint)
         if problem.test is not None:
             seen, _ = subsample_of(problem.test, min(LARGEST_TEST, TEST_SHARE * size))
-            test = _split(matrix_of(problem.test, seen), problem.test, seen, order)
+            test = _split(matrix_of(problem.test, seen), problem.test, seen, order, joint)
         return cls(train, test, held_out, 1 - len(chosen) / problem.num_examples)
 
 
@@ -160,12 +194,22 @@ def matrix_of(data: Labelled, chosen: np.ndarray) -> Any:
     return scipy.sparse.csr_array((values[there], indices[there].astype(narrow), ends.astype(narrow)), shape=shape)
 
 
-def _split(features: Any, data: Labelled, chosen: np.ndarray, first: np.ndarray) -> Rows:
+def _joint_directions(rest: Any) -> np.ndarray:
+    """The right singular vectors of most energy, signs fixed; (p - K, r)."""
+    count = min(JOINT_DIRECTIONS, min(rest.shape) - 1)
+    if count < 1 or abs(rest).max() == 0:
+        return np.zeros((rest.shape[1], 0), np.float32)
+    start = np.random.default_rng(0).normal(size=min(rest.shape)).astype(np.float32)
+    found: Any = scipy.sparse.linalg.svds(rest, count, v0=start, tol=1e-3)[2]
+    return (found * np.sign(found.sum(axis=1))[:, None]).T.astype(np.float32)
+
+
+def _split(features: Any, data: Labelled, chosen: np.ndarray, first: np.ndarray, joint: np.ndarray) -> Rows:
     """Rows with the features `first` in the block."""
     others = np.setdiff1d(np.arange(features.shape[1]), first)
     block, rest = features[:, first], features[:, others]
     if scipy.sparse.issparse(features):
         block = block.toarray()
-    block = np.hstack([block, np.ones((len(block), 1))]).astype(np.float32)
+    block = np.hstack([block, np.ones((len(block), 1)), rest @ joint]).astype(np.float32)
     lengths = np.sqrt(np.asarray(data.rows.squared_norms, np.float64)[chosen] + 1)
-    return Rows(block, rest, np.asarray(data.labels)[chosen], lengths)
+    return Rows(block, rest, joint, np.asarray(data.labels)[chosen], lengths)

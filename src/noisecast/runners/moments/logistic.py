@@ -1,7 +1,7 @@
 """Forecasts of binary logistic models.
 
-Full covariance among the features of most energy and the bias, variances elsewhere; every logit is Gaussian; time runs
-in growing steps within which the response is linear.
+Full covariance among the features of most energy, the bias and the direction in which the others move together,
+variances elsewhere; every logit is Gaussian; time runs in growing steps within which the response is linear.
 """
 
 import math
@@ -79,7 +79,8 @@ class _Field(NamedTuple):
     Args:
       expectations: of every example.   mean: of the clipped gradient, in the block and the rest; (d,).
       block_spread, rest_spread: variance of each logit from the block and from the rest, own pushes left out; (n,).
-      jacobian: J in the block.   jacobian_diag: its diagonal in the rest.
+      jacobian: J in the block.   jacobian_diag: its diagonal in the rest, beside the block's columns.
+      noise_along: of the rest's noise what is along the block's columns; (p - K,).
       covariance: of the private gradient in the block, the spread of the weights included.
       law: of the private gradient, coordinate by coordinate.
     """
@@ -90,6 +91,7 @@ class _Field(NamedTuple):
     rest_spread: np.ndarray
     jacobian: np.ndarray
     jacobian_diag: np.ndarray
+    noise_along: np.ndarray
     covariance: np.ndarray
     law: GradientLaw
 
@@ -107,9 +109,10 @@ class _LogisticSolve:
         self.num_steps, self.num_examples = scenario.num_steps, int(scenario.problem.num_examples or 0)
         self.closure: Any = self.optimizer.theory.closure
         self.rows, self.settings = examples.train, settings
-        self.split, self.steepest, self.curvature, self.first_move = self.rows.block.shape[1], 0.0, 0.0, 0.0
+        self.split, self.steepest, self.curvature, self.first_move = self.rows.split, 0.0, 0.0, 0.0
         self.share = 1.0  # with which examples still hold the weights, on average
-        self.direction = np.full(self.split, 1 / np.sqrt(self.split))  # in the block, of the largest curvature
+        width = self.rows.block.shape[1]
+        self.direction = np.full(width, 1 / np.sqrt(width))  # in the block, of the largest curvature
         clip = self.mechanism.l2_clip_norm
         self.bound = residual_bound(clip, self.rows)
         self.metrics = LogisticMetrics(examples, self.num_examples, clip, loss_alone=settings.loss_alone)
@@ -123,9 +126,9 @@ class _LogisticSolve:
     def forecast(self, record_at: Sequence[int]) -> Forecast:
         """In time steps that do not depend on `record_at`, so that looking on the way does not move the end."""
         stops = [0, *time_grid(self.num_steps, self.settings.time_steps)]
-        num_block, num_rest = self.split, self.rows.rest.shape[1]
+        width, num_rest = self.rows.block.shape[1], self.rows.rest.shape[1]
         at = Weights(
-            np.zeros(num_block + num_rest), np.zeros((num_block, num_block)), np.zeros(num_rest), None,
+            np.zeros(self.split + num_rest), np.zeros((width, width)), np.zeros(num_rest), None,
             OwnPush.none(self.rows.num_examples),
         )  # fmt: skip
         seen, last = {}, -1
@@ -259,19 +262,18 @@ class _LogisticSolve:
         overshooting: float = math.inf,
     ) -> Weights:  # fmt: skip
         """num_steps from `at` in the field found at `around`, `since` steps after the field before."""
-        split, eta = self.split, self.learning_rate
-        block, rest = slice(None, split), slice(split, None)
+        eta, rest = self.learning_rate, slice(self.split, None)
         memory = self.closure.memory(at.memory, field.law, step, num_steps)
         halfway = self.closure.memory(at.memory, field.law, step, max(1, num_steps // 2))
         expected, slope = self.closure.response(field.law, halfway)
         slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
         # Cov u counts the spread of the weights; the linear step counts it too, as eta^2 K J V J K.
         spread = field.jacobian @ around.covariance @ field.jacobian
-        direction = self.closure.covariance(field.mean[block], field.covariance, halfway)
-        noise = direction - slope[block, None] * spread * slope[block]
         law = field.law.at(rest)
-        rest_noise = self.closure.variance(law, None if halfway is None else halfway[rest])
-        rest_noise = rest_noise - slope[rest] ** 2 * law.signal_variance
+        of_rest = self.closure.variance(law, None if halfway is None else halfway[rest])
+        gain = self._gain_in_block(slope)
+        noise = self._direction_covariance(field, gain, of_rest, halfway) - gain[:, None] * spread * gain
+        rest_noise = np.maximum(of_rest - slope[rest] ** 2 * (law.signal_variance + field.noise_along), 0.0)
         share = self.closure.noise_share(step, num_steps)
         linear = {"learning_rate": eta, "num_steps": num_steps, "most": SATURATED}
         return Weights(
@@ -279,7 +281,7 @@ class _LogisticSolve:
             advance_covariance(
                 at.covariance,
                 jacobian=field.jacobian,
-                gain=slope[block],
+                gain=gain,
                 noise=share * noise,
                 overshooting=overshooting,
                 **linear,
@@ -290,6 +292,31 @@ class _LogisticSolve:
             memory,
             self._pushed(at.pushed, before, field, slope, share * np.diag(noise), share * rest_noise, num_steps, since),
         )
+
+    def _gain_in_block(self, slope: np.ndarray) -> np.ndarray:
+        """Of the block's columns; along V the mean of the rest's, V' K V without what turns one direction to another.
+
+        The rest's gains are nearly the same where privacy noise makes most of a gradient, and V lies in many of them.
+        """
+        return np.concatenate([slope[: self.split], slope[self.split :] @ self.rows.joint.astype(np.float64) ** 2])
+
+    def _direction_covariance(
+        self, field: _Field, gain: np.ndarray, of_rest: np.ndarray, memory: np.ndarray | None
+    ) -> np.ndarray:
+        """Cov u along the block's columns: the closure's of single coordinates; along V u = K g + what is left of it.
+
+        What is left is independent from coordinate to coordinate: the optimizer makes it of each by itself.
+        """
+        own, joint = slice(None, self.split), self.rows.joint.astype(np.float64)
+        found = gain[:, None] * field.covariance * gain
+        found[own, own] = self.closure.covariance(
+            field.mean[own], field.covariance[own, own], None if memory is None else memory[own]
+        )
+        variance = field.law.at(slice(self.split, None)).variance
+        along = gain[self.split :]
+        left = (joint * of_rest[:, None]).T @ joint - along[:, None] * ((joint * variance[:, None]).T @ joint) * along
+        found[self.split :, self.split :] += left
+        return found
 
     def _pushed(
         self, pushed: OwnPush, before: _Field, field: _Field, slope: np.ndarray, noise: np.ndarray,
@@ -334,31 +361,33 @@ class _LogisticSolve:
 
     def _field(self, at: Weights) -> _Field:
         rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
-        block_spread, rest_spread = rows.block_spread(at.covariance), rows.rest_squared_dot(at.variance)
+        block_spread, rest_spread = rows.block_spread(at.covariance), rows.rest_spread(at.variance)
         found = clipped_expectations(
             rows.dot(at.mean), at.pushed.output_variance(block_spread + rest_spread), rows.labels, self.bound
         )
         mean = rows.mean_of(found.residual)
         held = found.slope * at.pushed.remaining_share(block_spread + rest_spread)
         jacobian = rows.block_second_moment(held)
-        jacobian_diag = rows.rest_second_moment(held)
+        # Single precision may leave a variance of nothing below nothing.
+        jacobian_diag = np.maximum(rows.rest_second_moment(held) - rows.rest_moment_along(held), 0.0)
         noise = self.second_share * rows.block_second_moment(found.squared_residual)
-        noise = noise - self.mean_share * np.outer(mean[:split], mean[:split]) + privacy * np.eye(split)
+        pull = rows.in_block(mean)
+        noise = noise - self.mean_share * np.outer(pull, pull) + privacy * np.eye(len(pull))
         rest_noise = self.second_share * rows.rest_second_moment(found.squared_residual)
         rest_noise = rest_noise - self.mean_share * mean[split:] ** 2 + privacy
+        noise_along = self.second_share * rows.rest_moment_along(found.squared_residual)
         spread = jacobian @ at.covariance @ jacobian
-        signal = np.concatenate([np.diag(spread), jacobian_diag**2 * at.variance])
-        # Single precision may leave a variance of nothing below nothing.
-        variance = np.maximum(np.concatenate([np.diag(noise), rest_noise]), 1e-30)
+        signal = np.concatenate([np.diag(spread)[:split], jacobian_diag**2 * at.variance])
+        variance = np.maximum(np.concatenate([np.diag(noise)[:split], rest_noise]), 1e-30)
         law = GradientLaw(mean, signal, variance, presence=self.presence, privacy_variance=privacy)
-        return _Field(found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise + spread, law)
+        return _Field(found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise_along, noise + spread, law)
 
     def _out_of_depth(self, field: _Field, at: Weights, step: int) -> bool:
         if not np.isfinite(field.mean).all():
             return True
         memory = self.closure.memory(at.memory, field.law, step, 1)
         gain = self.closure.response(field.law, memory)[1]
-        curvature = np.concatenate([np.diag(field.jacobian), field.jacobian_diag])
+        curvature = np.concatenate([np.diag(field.jacobian)[: self.split], field.jacobian_diag])
         self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * curvature)))
         self.curvature = self.learning_rate * self._largest_curvature(field, gain)
         if step == 0:
@@ -373,7 +402,7 @@ class _LogisticSolve:
         """Of the optimizer's drift: in the block by a power iteration that goes on from step to step, since correlated
         features bend together far more than each alone; in the rest that of each. At the start it may pass 2 unharmed.
         """
-        root = np.sqrt(gain[: self.split])
+        root = np.sqrt(self._gain_in_block(gain))
         of_block, self.direction = power_iteration(
             lambda v: root * (field.jacobian @ (root * v)), self.direction, POWERS
         )

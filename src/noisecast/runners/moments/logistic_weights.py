@@ -16,7 +16,12 @@ EXAMPLES_OF_SPREAD = 200
 
 
 class Weights(NamedTuple):
-    """Gaussian weights in the order [block, rest], what the optimizer remembers, and what examples have pushed."""
+    """Gaussian weights, what the optimizer remembers, and what examples have pushed.
+
+    Args:
+      mean: of [features of the block, bias, rest]; (d,).   covariance: along the block's columns (`Rows`).
+      variance: of the rest; (p - K,).
+    """
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -70,7 +75,7 @@ class LogisticMetrics:
             "loss": found.loss.mean(),
             "accuracy": found.probability_of_right.mean(),
             "clip_fraction": found.clip_fraction.mean(),
-            "params_norm": _norm(at.mean, at.covariance, at.variance),
+            "params_norm": _norm(self.rows, at.mean, at.covariance, at.variance),
         }
         error = 0.0
         if self.examples.held_out is not None:
@@ -92,7 +97,7 @@ class LogisticMetrics:
         jacobian = self.rows.block_second_moment(found.full_slope)
         rest = self.rows.rest_second_moment(found.full_slope)
         metrics = {
-            "gradient_norm": _norm(gradient, jacobian @ at.covariance @ jacobian, rest**2 * at.variance),
+            "gradient_norm": _norm(self.rows, gradient, jacobian @ at.covariance @ jacobian, rest**2 * at.variance),
             "loss_std": self._spread(self.rows, at, seen, self.num_examples),
         }
         if self.examples.test is not None:
@@ -103,7 +108,7 @@ class LogisticMetrics:
         return metrics
 
     def _outlook(self, data: Rows, at: Weights, pushed: OwnPush | None) -> Outlook:
-        alone = data.block_spread(at.covariance) + data.rest_squared_dot(at.variance)
+        alone = data.block_spread(at.covariance) + data.rest_spread(at.variance)
         variance, held = alone, np.ones(data.num_examples)
         if pushed is not None:
             variance, held = pushed.output_variance(alone), pushed.remaining_share(alone)
@@ -114,8 +119,8 @@ class LogisticMetrics:
         """Standard deviation of the loss over runs: by its slope from all examples, beyond that from some of them."""
         residual = seen.expectations.full_residual
         pull = data.mean_of(residual * seen.held)
-        split = len(at.covariance)
-        together = pull[:split] @ at.covariance @ pull[:split] + pull[split:] ** 2 @ at.variance
+        within = data.in_block(pull)
+        together = within @ at.covariance @ within + data.beside(pull) ** 2 @ at.variance
         linear = linear_variance(
             float(together), (residual * seen.held) ** 2 * seen.alone, residual**2 * seen.variance, num_examples
         )
@@ -134,9 +139,10 @@ def residual_bound(l2_clip_norm: float, data: Rows) -> np.ndarray:
     return l2_clip_norm / data.lengths
 
 
-def _norm(mean: np.ndarray, covariance: np.ndarray, variance: np.ndarray) -> float:
-    """E|X| for X ~ N(mean, [covariance, diag(variance)])."""
-    split = len(covariance)
+def _norm(rows: Rows, mean: np.ndarray, covariance: np.ndarray, variance: np.ndarray) -> float:
+    """E|X| for X ~ N(mean, [covariance, diag(variance)]), in the rows' block and beside it."""
+    variance = variance * (1 - np.sum(rows.joint.astype(np.float64) ** 2, axis=1))
     mean_square = mean @ mean + np.trace(covariance) + variance.sum()
-    along = mean[:split] @ covariance @ mean[:split] + mean[split:] ** 2 @ variance
+    within = rows.in_block(mean)
+    along = within @ covariance @ within + rows.beside(mean) ** 2 @ variance
     return expected_norm(mean_square, 2 * (np.sum(covariance**2) + variance @ variance) + 4 * along)
