@@ -154,10 +154,10 @@ def test_without_a_data_folder_one_sentence_says_what_to_get(install, capsys):
 
 
 def test_a_missing_file_is_named_by_its_reader(install, capsys, tmp_path):
-    def run(scale, **_):
+    def questions(scale, data_dir, asked):
         raise DataError("No ratings in here, looked for u.data; get them.")
 
-    install("fig-floors", figure(run=run))
+    install("fig-floors", figure(SECONDS=None, questions=questions))
     assert main(["reproduce", "fig-floors", "--data", str(tmp_path)]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         "fig-floors lacks data: No ratings in here, looked for u.data; get them. "
@@ -198,7 +198,9 @@ def test_one_task_alone_asks_its_questions_alone(install, capsys, tmp_path):
     assert all("imdb" in problem for problem in rows["problem"])
     assert main(["reproduce", "fig-sde", "--task", "imdb"]) == 2
     assert main([*command, "--task", "movielens-centred"]) == 2
-    assert "has no movielens-centred at the quick scale" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("has no movielens-centred at the quick scale; --scale paper has.\n")
+    assert main(["reproduce", "--task", "imdb"]) == 2
+    assert "Expected a figure, or all, to run" in capsys.readouterr().err
     assert main([*command, "--task", "mnist"]) == 2
     assert "Expected a task among imdb, movielens, forum500" in capsys.readouterr().err
 

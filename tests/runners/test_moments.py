@@ -272,7 +272,7 @@ def test_a_middle_that_swings_is_settled(monkeypatch):
 
 
 def test_variances_alone_are_close_and_covariances_matter(monkeypatch):
-    monkeypatch.setattr(examples, "JOINT_DIRECTIONS", 0)
+    monkeypatch.setattr(examples, "MOST_JOINT", 0)
     moments._prepared.cache_clear()
     full, half, none = (final_loss(Moments(full_covariance_features=k)) for k in (60, 30, 0))
     assert half == pytest.approx(full, rel=0.03)
@@ -291,7 +291,7 @@ def common_words(num_examples=600, num_features=200):
 
 @pytest.mark.parametrize("optimizer", LOGISTIC_OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
-    """With one direction of theirs in the block ten features do for all; without it one run's spread is far off."""
+    """With a direction of theirs in the block ten features do for all; without it one run's spread is far off."""
 
     def found(num_full):
         moments._prepared.cache_clear()  # the examples in their parts
@@ -302,7 +302,7 @@ def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
         return Moments(full_covariance_features=num_full).forecast(scenario, [500]).metrics
 
     whole, few = found(200), found(10)
-    monkeypatch.setattr(examples, "JOINT_DIRECTIONS", 0)
+    monkeypatch.setattr(examples, "MOST_JOINT", 0)
     joint, without = (
         {name: float(part[name][-1] / whole[name][-1] - 1) for name in ("loss", "loss_std", "params_norm")}
         for part in (few, found(10))
@@ -312,8 +312,36 @@ def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
     assert abs(joint["loss_std"]) < 0.05 and without["loss_std"] > 0.5
 
 
-def test_what_the_rest_adds_beside_its_joint_direction(monkeypatch):
-    monkeypatch.setattr(examples, "JOINT_DIRECTIONS", 3)
+def test_groups_of_equal_columns_are_one_direction_each():
+    """Ten groups of twenty noisy copies, none of them in the block: as with all in it, within two per cent."""
+    rng = np.random.default_rng(SEED_DATA)
+    groups = rng.normal(size=(500, 10))
+    features = ((groups[:, np.arange(200) % 10] + 0.1 * rng.normal(size=(500, 200))) / 14).astype(np.float32)
+    labels = (rng.random(500) < 1 / (1 + np.exp(-groups @ rng.normal(size=10)))).astype(np.int32)
+    problem = linear_model(Dataset("toy", features, labels, ("no", "yes")))
+    scenario = asked(
+        problem, DPSGD(learning_rate=4.0), 300, sampler=Poisson.for_batch_size(32, 500), noise_multiplier=4.0,
+        l2_clip_norm=0.5,
+    )  # fmt: skip
+
+    def found(num_full):
+        moments._prepared.cache_clear()
+        return float(Moments(full_covariance_features=num_full).forecast(scenario, [300]).metrics["loss"][-1])
+
+    assert examples.Examples.of(problem, 5, 500).train.joint.shape == (195, 10)
+    assert found(5) == pytest.approx(found(200), rel=0.02)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e12])
+def test_joint_directions_do_not_depend_on_units(scale):
+    rest = np.random.default_rng(SEED_DATA).normal(size=(50, 4)) @ np.diag([8.0, 4.0, 1.0, 0.01])
+    found = examples._joint_directions((scale * rest).astype(np.float32))
+    assert found.shape == (4, 3 if scale else 0)  # the last holds a millionth of the energy
+    np.testing.assert_allclose(found.T @ found, np.eye(found.shape[1]), atol=1e-5)
+
+
+def test_what_the_rest_adds_beside_its_joint_directions(monkeypatch):
+    monkeypatch.setattr(examples, "MOST_JOINT", 3)
     rows = examples.Examples.of(PROBLEM, 20, 400).train
     assert rows.joint.shape == (40, 3) and rows.split == 21 and rows.block.shape[1] == 24
     np.testing.assert_allclose(rows.joint.T @ rows.joint, np.eye(3), atol=1e-6)

@@ -67,8 +67,10 @@ def reproduce(
 ) -> None:
     """A figure of the paper, with its numbers and what they say of its claims. Run it again, and it goes on."""
     if figure is None:
-        if estimate:
-            raise ValueError("Expected a figure, or all, to estimate the time of, got none.")
+        if estimate or task is not None:
+            raise ValueError(
+                f"Expected a figure, or all, to {'estimate the time of' if estimate else 'run'}, got none."
+            )
         _list(json)
         return
     if figure not in (*FIGURES, ALL):
@@ -89,6 +91,11 @@ def reproduce(
     for name in names:
         try:
             result = _reproduce(name, order)
+        except _NotThere as error:
+            if figure != ALL:
+                raise
+            _say(f"{error}\n")
+            continue
         except ValueError as error:  # no data, or a store of something else: one sentence, and the others go on
             if figure != ALL:
                 raise
@@ -122,11 +129,19 @@ class _Order:
         """Of the pictures and tables."""
         return name if self.task is None else f"{name}-{self.task}"
 
-    def questions(self, module: Any) -> tuple[Any, ...]:
+    def questions(self, name: str, module: Any) -> tuple[Any, ...]:
         """Of a figure that is a sweep: all of them, or those about one task; no other's data are read."""
-        asked = module.questions(self.scale, self.data, self.task)
+        if _is_computed_whole(module):
+            return ()
+        from noisecast.problems.datasets import DataError
+
+        try:
+            asked = module.questions(self.scale, self.data, self.task)
+        except DataError as error:
+            others = "" if self.task else f" One that you have alone: --task {' or '.join(_DATA)}."
+            raise _NoData(f"{name} lacks data: {error}{others}") from None
         if not asked:
-            raise ValueError(f"'{module.TITLE}' has no {self.task} at the {self.scale} scale; try --scale paper.")
+            raise _NotThere(f"{name} has no {self.task} at the {self.scale} scale; --scale paper has.")
         return asked
 
 
@@ -134,25 +149,25 @@ class _NoData(ValueError):
     """One sentence: which data a figure lacks, and how to get them."""
 
 
+class _NotThere(ValueError):
+    """One sentence: a figure that has not the task at this scale."""
+
+
 # --- One figure -------------------------------------------------------------------------------------------------------
 
 
 def _reproduce(name: str, order: _Order) -> dict[str, Any]:
     """Say how long it will take, compute, write; what is to be shown."""
-    from noisecast.problems.datasets import DataError
-
     _check_data(name, order)
     module = importlib.import_module(f"noisecast.reproduction.{name.replace('-', '_')}")
     began = time.monotonic()
     try:
-        _say(f"{name}, {order.scale} scale. {module.TITLE}. {_expectation(module, name, order)}")
+        asked = order.questions(name, module)
+        _say(f"{name}, {order.scale} scale. {module.TITLE}. {_expectation(module, name, order, asked)}")
         if not _is_computed_whole(module):
             order.store(name).parent.mkdir(exist_ok=True)
         with sweep_progress(order.file(name)) as progress:
-            table = _table(module, name, order, progress)
-    except DataError as error:
-        others = "" if order.task else f" One that you have alone: --task {' or '.join(_DATA)}."
-        raise _NoData(f"{name} lacks data: {error}{others}") from None
+            table = _table(module, name, order, asked, progress)
     except KeyboardInterrupt as interruption:
         raise KeyboardInterrupt(str(interruption) or f"Interrupted in {name}; {_what_is_kept(module)}.") from None
     frame = module.data(table)
@@ -169,12 +184,12 @@ def _reproduce(name: str, order: _Order) -> dict[str, Any]:
     }
 
 
-def _table(module: Any, name: str, order: _Order, progress: Any) -> Any:
+def _table(module: Any, name: str, order: _Order, asked: tuple[Any, ...], progress: Any) -> Any:
     if _is_computed_whole(module):
         return module.run(order.scale, progress=progress)
     from noisecast.sweeps import run_sweep
 
-    return run_sweep(order.questions(module), order.store(name), workers=order.workers, progress=progress)
+    return run_sweep(asked, order.store(name), workers=order.workers, progress=progress)
 
 
 def _is_computed_whole(module: Any) -> bool:
@@ -188,25 +203,25 @@ def _what_is_kept(module: Any) -> str:
     return "what was finished is kept, the same command goes on"
 
 
-def _expectation(module: Any, name: str, order: _Order) -> str:
+def _expectation(module: Any, name: str, order: _Order, asked: tuple[Any, ...]) -> str:
     """How long, where that is worth the trial that finds it out: not before minutes, and not once begun."""
     if _is_computed_whole(module):
-        return f"About {duration(_seconds(module, order))}."
+        return f"About {duration(_seconds(module, order, asked))}."
     if order.store(name).exists():
         return f"It goes on with what is in {order.store(name)}."
     if order.scale == "quick":
         return "It takes minutes."
     _say(f"{name}, {order.scale} scale: some short trials, to say how long it will take.")
-    return f"About {duration(_seconds(module, order))}; interrupted, the same command goes on."
+    return f"About {duration(_seconds(module, order, asked))}; interrupted, the same command goes on."
 
 
-def _seconds(module: Any, order: _Order) -> float:
+def _seconds(module: Any, order: _Order, asked: tuple[Any, ...]) -> float:
     """By trial where it is a sweep; else as once measured."""
     if _is_computed_whole(module):
         return float(module.SECONDS[order.scale])
     from noisecast.sweeps import estimate_seconds
 
-    return estimate_seconds(order.questions(module), workers=order.workers)
+    return estimate_seconds(asked, workers=order.workers)
 
 
 def _as_data(claim: Any) -> dict[str, Any]:
@@ -294,7 +309,7 @@ def _say_estimates(names: list[str], order: _Order, json: bool) -> None:
         try:
             _check_data(name, order)
             module = importlib.import_module(f"noisecast.reproduction.{name.replace('-', '_')}")
-            found[name] = _seconds(module, order)
+            found[name] = _seconds(module, order, order.questions(name, module))
         except ValueError as error:  # no data, or nothing to ask of that task
             if len(names) == 1:
                 raise

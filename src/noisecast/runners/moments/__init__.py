@@ -32,7 +32,7 @@ class Moments:
     - Quadratics and quartics: the algorithm's own recursion, coordinate by coordinate; exact for DP-SGD on a quadratic
       while nothing is clipped. Where a quartic has two wells, a density on a grid.
     - Logistic, softmax and multi-label models: full covariance among the features of most energy and the bias
-      (logistic models: and the direction in which the others move together), variances elsewhere; every logit is
+      (logistic models: and the directions in which the others move together), variances elsewhere; every logit is
       Gaussian; time runs in growing steps within which the response is linear.
     - Matrix factorisations: rows are Gaussian and independent; time steps are quadratic in their number.
 
@@ -109,8 +109,8 @@ class Moments:
 
     def forecasts(self, group: Sequence[Scenario], record_at: Sequence[int]) -> Iterator[Forecast]:
         """Of scenarios on one problem, at these steps and their last, one a core."""
-        prepared = self._prepared(group[0])
         with ONE_CORE(), ThreadPoolExecutor(os.cpu_count()) as pool:
+            prepared = self._prepared(group[0])
             yield from pool.map(lambda scenario: self._forecast(scenario, prepared, record_at), group)
 
     def forecast(self, scenario: Scenario, record_at: Sequence[int]) -> Forecast:

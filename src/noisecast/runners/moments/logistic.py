@@ -1,6 +1,6 @@
 """Forecasts of binary logistic models.
 
-Full covariance among the features of most energy, the bias and the direction in which the others move together,
+Full covariance among the features of most energy, the bias and the directions in which the others move together,
 variances elsewhere; every logit is Gaussian; time runs in growing steps within which the response is linear.
 """
 
@@ -305,7 +305,8 @@ class _LogisticSolve:
     ) -> np.ndarray:
         """Cov u along the block's columns: the closure's of single coordinates; along V u = K g + what is left of it.
 
-        What is left is independent from coordinate to coordinate: the optimizer makes it of each by itself.
+        What is left, Var u_j - k^2 Var g_j >= 0, is independent from coordinate to coordinate: the optimizer makes it
+        of each by itself (nothing for DP-SGD, which is linear; most of a sign).
         """
         own, joint = slice(None, self.split), self.rows.joint.astype(np.float64)
         found = gain[:, None] * field.covariance * gain

@@ -95,7 +95,7 @@ class LogisticMetrics:
         found = seen.expectations
         gradient = self.rows.mean_of(found.full_residual)
         jacobian = self.rows.block_second_moment(found.full_slope)
-        rest = self.rows.rest_second_moment(found.full_slope)
+        rest = self.rows.rest_second_moment(found.full_slope) - self.rows.rest_moment_along(found.full_slope)
         metrics = {
             "gradient_norm": _norm(self.rows, gradient, jacobian @ at.covariance @ jacobian, rest**2 * at.variance),
             "loss_std": self._spread(self.rows, at, seen, self.num_examples),
