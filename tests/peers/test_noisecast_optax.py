@@ -57,7 +57,7 @@ def test_optax_is_the_library_and_noisecasts_is_ours():
 
 @pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: kind.name)
 def test_a_step_is_noisecasts_own_step_on_the_same_private_gradient(kind):
-    """To the last bit but one: three steps, so that DP-Adam's state and its bias correction count."""
+    """Exact, but for DP-Adam: XLA rounds its last bit by the width of a leaf. Three steps, so that its state counts."""
     own, optimizer = kind(learning_rate=0.3), MAKERS[kind.name](0.3, MECHANISM, KEY)
     private = optax.chain(no.clip_and_sum(MECHANISM), no.add_noise(MECHANISM, KEY))
     params = params_tree()
@@ -70,7 +70,7 @@ def test_a_step_is_noisecasts_own_step_on_the_same_private_gradient(kind):
         vector = vector - 0.3 * direction
         updates, state = optimizer.update(gradients(params, rows), state, params)
         params = optax.apply_updates(params, updates)
-        np.testing.assert_allclose(flat(params), np.asarray(vector), rtol=2.0**-22)
+        np.testing.assert_allclose(flat(params), np.asarray(vector), rtol=2.0**-22 if kind.name == "DP-Adam" else 0.0)
     assert no.releases(state) == no.releases(noise) == 3
 
 

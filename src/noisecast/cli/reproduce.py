@@ -310,7 +310,7 @@ def _say_estimates(names: list[str], order: _Order, json: bool) -> None:
             _check_data(name, order)
             module = importlib.import_module(f"noisecast.reproduction.{name.replace('-', '_')}")
             found[name] = _seconds(module, order, order.questions(name, module))
-        except ValueError as error:  # no data, or nothing to ask of that task
+        except (_NoData, _NotThere) as error:
             if len(names) == 1:
                 raise
             found[name] = str(error)

@@ -15,5 +15,4 @@ def clip_factor(norm: Array, l2_clip_norm: Array) -> Array:
     >>> [round(float(factor), 5) for factor in clip_factor(jnp.array([0.0, 0.5, 4.0]), jnp.array(1.0))]
     [1.0, 1.0, 0.25]
     """
-    longer = norm * jnp.asarray(NORM_SLACK, norm.dtype)
-    return jnp.minimum(1.0, l2_clip_norm / jnp.maximum(longer, jnp.finfo(norm.dtype).tiny))
+    return jnp.minimum(1.0, (l2_clip_norm / NORM_SLACK) / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))

@@ -35,6 +35,7 @@ class Rows:
     def __init__(self, block: np.ndarray, rest: Any, joint: np.ndarray, labels: np.ndarray, lengths: np.ndarray):
         self.block, self.rest, self.joint, self.labels, self.lengths = block, rest, joint, labels, lengths
         self.split = block.shape[1] - joint.shape[1]  # K + 1: the features themselves, and the bias
+        self.joint_shares = joint.astype(np.float64) ** 2  # V_jk^2
         self.block_squared = block**2
         self.rest_squared = rest.power(2) if scipy.sparse.issparse(rest) else rest**2
         # Views, but for few examples SciPy takes as long to make one as to multiply by it.
@@ -154,14 +155,13 @@ class Examples(NamedTuple):
         features = matrix_of(problem.train, chosen)
         energy = scipy.sparse.csr_array(features).power(2).sum(axis=0)
         order = np.argsort(-np.asarray(energy), kind="stable")[:num_full]
-        joint = _joint_directions(features[:, np.setdiff1d(np.arange(features.shape[1]), order)])
-        train = _split(features, problem.train, chosen, order, joint)
+        train = _split(features, problem.train, chosen, order)
         test = held_out = None
         if len(others):
-            held_out = _split(matrix_of(problem.train, others), problem.train, others, order, joint)
+            held_out = _split(matrix_of(problem.train, others), problem.train, others, order, train.joint)
         if problem.test is not None:
             seen, _ = subsample_of(problem.test, min(LARGEST_TEST, TEST_SHARE * size))
-            test = _split(matrix_of(problem.test, seen), problem.test, seen, order, joint)
+            test = _split(matrix_of(problem.test, seen), problem.test, seen, order, train.joint)
         return cls(train, test, held_out, 1 - len(chosen) / problem.num_examples)
 
 
@@ -204,9 +204,10 @@ def _joint_directions(rest: Any) -> np.ndarray:
     """
     rest = rest[:: math.ceil(rest.shape[0] / ROWS_OF_JOINT)]
     size = min(MOST_JOINT, *rest.shape)
-    if size == 0 or abs(rest).max() == 0:
+    largest = abs(rest).max() if size else 0.0
+    if largest == 0:
         return np.zeros((rest.shape[1], 0), np.float32)
-    rest = rest / abs(rest).max()  # squares of small numbers are nothing in single precision
+    rest = rest / largest  # squares of small numbers are nothing in single precision
     left = np.random.default_rng(0).normal(size=(rest.shape[0], size)).astype(np.float32)
     for _ in range(SUBSPACE_STEPS):
         left = np.linalg.qr(rest @ (rest.T @ left))[0]
@@ -216,12 +217,15 @@ def _joint_directions(rest: Any) -> np.ndarray:
     return np.ascontiguousarray(found @ turned[:, kept] / np.sqrt(energies[kept]))
 
 
-def _split(features: Any, data: Labelled, chosen: np.ndarray, first: np.ndarray, joint: np.ndarray) -> Rows:
-    """Rows with the features `first` in the block."""
+def _split(
+    features: Any, data: Labelled, chosen: np.ndarray, first: np.ndarray, joint: np.ndarray | None = None
+) -> Rows:
+    """Rows with the features `first` in the block, and the joint directions given, or the rest's own."""
     others = np.setdiff1d(np.arange(features.shape[1]), first)
     block, rest = features[:, first], features[:, others]
     if scipy.sparse.issparse(features):
         block = block.toarray()
+    joint = _joint_directions(rest) if joint is None else joint
     block = np.hstack([block, np.ones((len(block), 1)), rest @ joint]).astype(np.float32)
     lengths = np.sqrt(np.asarray(data.rows.squared_norms, np.float64)[chosen] + 1)
     return Rows(block, rest, joint, np.asarray(data.labels)[chosen], lengths)

@@ -298,7 +298,7 @@ class _LogisticSolve:
 
         The rest's gains are nearly the same where privacy noise makes most of a gradient, and V lies in many of them.
         """
-        return np.concatenate([slope[: self.split], slope[self.split :] @ self.rows.joint.astype(np.float64) ** 2])
+        return np.concatenate([slope[: self.split], slope[self.split :] @ self.rows.joint_shares])
 
     def _direction_covariance(
         self, field: _Field, gain: np.ndarray, of_rest: np.ndarray, memory: np.ndarray | None

@@ -141,7 +141,7 @@ def residual_bound(l2_clip_norm: float, data: Rows) -> np.ndarray:
 
 def _norm(rows: Rows, mean: np.ndarray, covariance: np.ndarray, variance: np.ndarray) -> float:
     """E|X| for X ~ N(mean, [covariance, diag(variance)]), in the rows' block and beside it."""
-    variance = variance * (1 - np.sum(rows.joint.astype(np.float64) ** 2, axis=1))
+    variance = variance * (1 - rows.joint_shares.sum(axis=1))
     mean_square = mean @ mean + np.trace(covariance) + variance.sum()
     within = rows.in_block(mean)
     along = within @ covariance @ within + rows.beside(mean) ** 2 @ variance
