@@ -1,7 +1,7 @@
 """One record, whatever it holds, moves a step's sum by at most C when it comes or goes, and by 2 C when it is replaced.
 
-`tests/contracts/test_problems.py`, `test_engine_law.py` and `tests/problems` hold single values against this; here rows
-of every hostile kind are mixed by hypothesis, for every problem, and for the compiled kernels as the dense engine.
+`tests/contracts/test_problems.py`, `test_engine_bounds.py` and `tests/problems` hold single values against this; here
+rows of every hostile kind are mixed by hypothesis, for every problem, and for the compiled kernels as the dense engine.
 """
 
 from dataclasses import replace
@@ -93,9 +93,9 @@ def clean(kind: str):
     return jax_model(loss, start, (base_rows(), (np.arange(N) % 2).astype(np.int32)), microbatch_size=5)
 
 
-def problem_with(kind: str, kinds: list[str]):
+def problem_with(kind: str, kinds: list[str], removed: int | None = None):
     """Past the loaders, which refuse what is not finite; of the same shape and name, to be compiled once."""
-    problem = clean(kind)
+    problem, kept = clean(kind), np.arange(N) != removed
     rows = hostile(base_rows(), kinds)
     if kind in LINEAR:
         if kind.endswith("csr"):
@@ -104,12 +104,14 @@ def problem_with(kind: str, kinds: list[str]):
             columns, pointers = filled.indices, filled.indptr
             values = rows[np.repeat(np.arange(N), np.diff(pointers)), columns]
             rows = scipy.sparse.csr_array((values, columns, pointers), shape=(N, P))
-        return replace(problem, train=Labelled(rows_from(rows), problem.train.labels))
+        return replace(problem, train=Labelled(rows_from(rows[kept]), problem.train.labels[kept]))
     if kind == "factorization":
         with np.errstate(over="ignore"):
             labels = np.asarray(problem.train.labels) + hostile(np.eye(N, P, dtype=np.float32), kinds).sum(axis=1)
-        return replace(problem, train=replace(problem.train, labels=jnp.asarray(labels, jnp.float32)))
-    return replace(problem, train=(jnp.asarray(rows), problem.train[1]))
+        train = replace(problem.train, labels=jnp.asarray(labels, jnp.float32))
+    else:
+        train = jnp.asarray(rows), problem.train[1]
+    return replace(problem, train=jax.tree.map(lambda leaf: leaf[kept], train))
 
 
 @jax.jit
@@ -186,19 +188,13 @@ def step_of(engine, problem, params: np.ndarray, clip: float) -> np.ndarray:
     return params.astype(np.float64) - run.params[0, 0]
 
 
-def without_record(problem, record: int):
-    keep = np.arange(N) != record
-    return replace(problem, train=jax.tree.map(lambda leaf: leaf[keep], problem.train))
-
-
 SPARSE = ("logistic-csr", "softmax-csr", "multi-label-csr", "factorization")
 
 
 def moved_by(engine, kind: str, kinds: list[str], clip: float, size: float, removed: int) -> tuple[float, float]:
     """How far the engine's sums are apart with and without a record; and what rounding the parameters may add."""
-    problem = problem_with(kind, kinds)
-    params = (size * np.random.default_rng(900_206).normal(size=problem.num_params)).astype(np.float32)
-    found = [step_of(engine, each, params, clip) for each in (problem, without_record(problem, removed))]
+    params = (size * np.random.default_rng(900_206).normal(size=clean(kind).num_params)).astype(np.float32)
+    found = [step_of(engine, problem_with(kind, kinds, less), params, clip) for less in (None, removed)]
     assert np.isfinite(found).all()
     rounding = 2.0**-22 * (np.linalg.norm(params.astype(np.float64)) + max(map(np.linalg.norm, found)))
     return float(np.linalg.norm(found[0] - found[1])), float(rounding)

@@ -202,11 +202,10 @@ class _Block:
         gradient = np.zeros_like(weights)
         loss, scores, clipped = self._sums(weights, self._train, gradient)
         n = len(self._train.labels)
-        squares = np.square(gradient, dtype=np.float64).sum(axis=0).reshape(self._num_runs, self._form.columns)
         metrics = {
             "loss": loss / n,
             **self._form.metrics(scores.T / n),
-            "gradient_norm": np.sqrt(squares.sum(axis=1)) / n,
+            "gradient_norm": self._norms(gradient) / n,
             "clip_fraction": clipped / n,
         }
         if self._test is not None:
@@ -214,8 +213,13 @@ class _Block:
             n = len(self._test.labels)
             found = {"loss": loss / n, **self._form.metrics(scores.T / n)}
             metrics |= {f"test_{name}": value for name, value in found.items()}
-        metrics = {name: value[: self._asked] for name, value in metrics.items()}
-        return metrics | {"params_norm": np.linalg.norm(self.params(step).astype(np.float64), axis=1)}
+        metrics |= {"params_norm": self._norms(weights)}
+        return {name: value[: self._asked] for name, value in metrics.items()}
+
+    def _norms(self, table: np.ndarray) -> np.ndarray:
+        """Of each run's part of (rows, lanes), summed in float64 without a copy that is as wide."""
+        squares = np.einsum("rl,rl->l", table, table, dtype=np.float64)
+        return np.sqrt(squares.reshape(self._num_runs, self._form.columns).sum(axis=1))
 
     def forget(self) -> None:
         """Drop what the scratch remembers of steps that, after a restore, may be taken again."""
@@ -311,20 +315,14 @@ def _ratings(pairs: RatedPairs, problem: MatrixFactorization) -> _factor_kernels
 
 
 def _examples(data: Labelled, likelihood: int) -> _kernels.Examples:
-    """The data set's padded rows, seen from the host without a copy."""
+    """The data set's own rows, without a copy."""
     rows: Any = data.rows
     # Unsigned: compiled code need not ask whether a row number counts from the end.
-    indices, values = np.asarray(rows.indices).view(np.uint32), np.asarray(rows.values)
-    count, width = values.shape
-    begin = np.arange(count) * width
-    present = values[:, ::-1] != 0
-    end = begin + np.where(
-        present.any(axis=1), width - present.argmax(axis=1), 0
-    )  # behind the last that is not padding
-    norms = np.sqrt(np.asarray(rows.squared_norms, np.float64) + 1.0).astype(np.float32)
+    indices = rows.indices.view(np.uint32)
+    norms = np.sqrt(rows.squared_norms.astype(np.float64) + 1.0).astype(np.float32)
     upwards = norms * np.float32(NORM_SLACK)
     labels = np.asarray(data.labels, np.int32).reshape(len(norms), -1)
-    return _kernels.Examples(begin, end, indices.reshape(-1), values.reshape(-1), labels, upwards, likelihood)
+    return _kernels.Examples(rows.starts[:-1], rows.starts[1:], indices, rows.values, labels, upwards, likelihood)
 
 
 def _in_whole_vectors(scenarios: Sequence[Scenario], columns: int) -> Sequence[Scenario]:

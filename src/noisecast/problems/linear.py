@@ -16,9 +16,10 @@ from noisecast.problems.clipping import clip_factor
 from noisecast.problems.datasets import Dataset
 from noisecast.problems.local_quadratic import LocalQuadratic, local_quadratic_by_lanczos
 from noisecast.problems.problem import fingerprint_of
-from noisecast.problems.rows import DenseRows, SparseRows, rows_from
+from noisecast.problems.rows import DenseRows, PaddedRows, SparseRows, rows_from
 
 Array = jax.Array
+Rows = DenseRows | SparseRows | PaddedRows
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class Labelled:
 @partial(jax.tree_util.register_dataclass, data_fields=["rows", "labels", "mask"], meta_fields=[])
 @dataclass(frozen=True)
 class Batch:
-    rows: DenseRows | SparseRows
+    rows: DenseRows | PaddedRows
     labels: Array
     mask: Array
 
@@ -234,7 +235,7 @@ class LinearModel:
     def examples(self, draw: Array, mask: Array) -> Batch:
         return Batch(self.train.rows.take(draw), self.train.labels[draw], mask)
 
-    def logits(self, rows: DenseRows | SparseRows, params: Array) -> Array:
+    def logits(self, rows: Rows, params: Array) -> Array:
         return _logits(rows, params, self.num_outputs)
 
     def clipped_sum(self, params: Array, examples: Batch, l2_clip_norm: Array) -> Array:
@@ -298,7 +299,7 @@ class LinearModel:
         # A gradient that is not finite has no direction to clip to: the example contributes nothing.
         return jnp.where(jnp.isfinite(norms)[:, None], residuals * factors[:, None], 0.0), norms
 
-    def _gradient_sum(self, rows: DenseRows | SparseRows, coefficients: Array) -> Array:
+    def _gradient_sum(self, rows: Rows, coefficients: Array) -> Array:
         return jnp.vstack([rows.weighted_sum(coefficients), coefficients.sum(axis=0)]).ravel()
 
 
@@ -367,7 +368,7 @@ def _check_labels(likelihood: Likelihood, train: Dataset, test: Dataset | None) 
         raise ValueError(f"Expected two classes for logistic, got {train.num_classes} in {train.name}; use softmax.")
 
 
-def _logits(rows: DenseRows | SparseRows, params: Array, num_outputs: int) -> Array:
+def _logits(rows: Rows, params: Array, num_outputs: int) -> Array:
     weights = params.reshape(rows.num_features + 1, num_outputs)
     return rows.dot(weights[:-1]) + weights[-1]
 

@@ -1,7 +1,7 @@
-"""Feature rows of a data set on the device, dense or sparse: the four products that linear models are made of."""
+"""Feature rows of a data set, dense or sparse: the four products that linear models are made of."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -47,12 +47,59 @@ class DenseRows:
         return (self.values**2).T @ coefficients
 
 
+@dataclass(frozen=True)
+class SparseRows:
+    """Rows x_i with few non-zeros, on the host, one behind the other: row i is at starts[i] up to starts[i + 1].
+
+    As a JAX pytree they are their padded form, so that is what compiled programs see.
+
+    Args:
+      starts: (n + 1,) int64.
+      indices: column numbers; (number of non-zeros,) int32.
+      values: (number of non-zeros,) float32.
+      squared_norms: |x_i|^2, rounded up; (n,) float32.
+      num_features: p.
+    """
+
+    starts: np.ndarray
+    indices: np.ndarray
+    values: np.ndarray
+    squared_norms: np.ndarray
+    num_features: int
+
+    @cached_property
+    def padded(self) -> "PaddedRows":
+        counts = np.diff(self.starts)
+        shape = len(counts), int(counts.max(initial=1))
+        indices, values = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        for first in range(0, len(counts), ROWS_AT_ONCE):  # what is needed in between stays small beside the data
+            rows = slice(first, first + ROWS_AT_ONCE)
+            there = np.arange(shape[1]) < counts[rows, None]
+            part = slice(self.starts[first], self.starts[first] + there.sum())
+            indices[rows][there], values[rows][there] = self.indices[part], self.values[part]
+        with jax.ensure_compile_time_eval():  # it is kept: no part of the program that happens to ask first
+            arrays = [jnp.asarray(array) for array in (indices, values, self.squared_norms)]
+        return PaddedRows(arrays[0], arrays[1], arrays[2], self.num_features)
+
+    def take(self, indices: Array) -> "PaddedRows":
+        return self.padded.take(indices)
+
+    def dot(self, weights: Array) -> Array:
+        return self.padded.dot(weights)
+
+    def weighted_sum(self, coefficients: Array) -> Array:
+        return self.padded.weighted_sum(coefficients)
+
+    def weighted_sum_of_squares(self, coefficients: Array) -> Array:
+        return self.padded.weighted_sum_of_squares(coefficients)
+
+
 @partial(
     jax.tree_util.register_dataclass, data_fields=["indices", "values", "squared_norms"], meta_fields=["num_features"]
 )
 @dataclass(frozen=True)
-class SparseRows:
-    """Rows x_i with few non-zeros, padded to the longest: column numbers and values.
+class PaddedRows:
+    """Sparse rows padded to the longest: a shape that compiled programs can take any of them from.
 
     Args:
       indices: (n, k) int32; padding points at column 0 with value 0.
@@ -66,8 +113,8 @@ class SparseRows:
     squared_norms: Array
     num_features: int
 
-    def take(self, indices: Array) -> "SparseRows":
-        return SparseRows(self.indices[indices], self.values[indices], self.squared_norms[indices], self.num_features)
+    def take(self, indices: Array) -> "PaddedRows":
+        return PaddedRows(self.indices[indices], self.values[indices], self.squared_norms[indices], self.num_features)
 
     def dot(self, weights: Array) -> Array:
         return jnp.einsum("nk,nkm->nm", self.values, weights[self.indices])
@@ -83,39 +130,54 @@ class SparseRows:
         return zero.at[self.indices].add(values[:, :, None] * coefficients[:, None, :])
 
 
+def _as_it_is(_: None, children: tuple[PaddedRows]) -> Any:
+    return children[0]
+
+
+jax.tree_util.register_pytree_node(
+    SparseRows, flatten_func=lambda rows: ((rows.padded,), None), unflatten_func=_as_it_is
+)
+
+
 def rows_from(features: np.ndarray | scipy.sparse.csr_array) -> DenseRows | SparseRows:
-    """Put features on the device: CSR stays sparse unless it is as full as a matrix."""
+    """Features as rows: CSR stays sparse unless it is as full as a matrix."""
     if scipy.sparse.issparse(features):
         csr: Any = scipy.sparse.csr_array(features)
-        longest = int(np.diff(csr.indptr).max(initial=1))
-        if 2 * longest < csr.shape[1]:
-            return _sparse_rows(csr, longest)
+        if 2 * np.diff(csr.indptr).max(initial=1) < csr.shape[1]:
+            return _sparse_rows(csr)
         features = csr.toarray()
     values, squared_norms = _finite_rows(np.asarray(features, dtype=np.float32))
     return DenseRows(jnp.asarray(values), jnp.asarray(squared_norms))
 
 
-def _sparse_rows(csr: Any, longest: int) -> SparseRows:
-    count = csr.shape[0]
-    indices, values = np.zeros((count, longest), np.int32), np.zeros((count, longest), np.float32)
-    squared_norms = np.zeros(count, np.float32)
-    for first in range(0, count, ROWS_AT_ONCE):  # what is needed in between stays small beside the data
-        part = slice(first, min(first + ROWS_AT_ONCE, count))
-        begin, end = csr.indptr[first], csr.indptr[part.stop]
-        counts = np.diff(csr.indptr[first : part.stop + 1])
-        row = first + np.repeat(np.arange(len(counts)), counts)
-        slot = np.arange(begin, end) - np.repeat(csr.indptr[part], counts)
-        indices[row, slot], values[row, slot] = csr.indices[begin:end], csr.data[begin:end]
-        values[part], squared_norms[part] = _finite_rows(values[part])
-    return SparseRows(jnp.asarray(indices), jnp.asarray(values), jnp.asarray(squared_norms), csr.shape[1])
+def _sparse_rows(csr: Any) -> SparseRows:
+    starts = csr.indptr.astype(np.int64)
+    values, squared_norms = np.zeros(starts[-1], np.float32), np.zeros(len(starts) - 1, np.float32)
+    for first in range(0, len(squared_norms), ROWS_AT_ONCE):
+        rows = slice(first, min(first + ROWS_AT_ONCE, len(squared_norms)))
+        part = slice(starts[rows.start], starts[rows.stop])
+        counts = np.diff(starts[rows.start : rows.stop + 1])
+        values[part], squared_norms[rows] = _finite_entries(csr.data[part].astype(np.float32), counts)
+    return SparseRows(starts, csr.indices[: starts[-1]].astype(np.int32), values, squared_norms, csr.shape[1])
+
+
+def _finite_entries(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`_finite_rows` of rows one behind the other, with so many entries each."""
+    row = np.repeat(np.arange(len(counts)), counts)
+    squared_norms = np.bincount(row, np.square(values, dtype=np.float64), minlength=len(counts))
+    finite = np.isfinite(squared_norms)
+    return np.where(finite[row], values, np.float32(0.0)), _rounded_up(np.where(finite, squared_norms, np.inf))
 
 
 def _finite_rows(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows and their squared norms. A row that is not finite becomes zeros of infinite norm: clipping takes it out."""
     finite = np.all(np.isfinite(values), axis=1)
     values = np.where(finite[:, None], values, np.float32(0.0))
-    squared_norms = np.where(finite, np.square(values, dtype=np.float64).sum(axis=1), np.inf)
+    return values, _rounded_up(np.where(finite, np.square(values, dtype=np.float64).sum(axis=1), np.inf))
+
+
+def _rounded_up(squared_norms: np.ndarray) -> np.ndarray:
+    """Towards +inf: a norm that is a rounding error too small would let a clipped gradient exceed the clip norm."""
     with np.errstate(over="ignore"):  # too large for float32 is infinite, and clipped as such
         single = squared_norms.astype(np.float32)
-    # Towards +inf: a norm that is a rounding error too small would let a clipped gradient exceed the clip norm.
-    return values, np.nextafter(single, np.float32(np.inf))
+    return np.nextafter(single, np.float32(np.inf))

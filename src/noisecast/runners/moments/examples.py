@@ -188,13 +188,11 @@ def matrix_of(data: Labelled, chosen: np.ndarray) -> Any:
     """The features of the chosen rows; (m, p), CSR or dense."""
     if isinstance(data.rows, DenseRows):
         return np.asarray(data.rows.values)[chosen]
-    values, indices = np.asarray(data.rows.values)[chosen], np.asarray(data.rows.indices)[chosen]
-    there = values != 0
-    ends = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
-    shape = (len(values), data.rows.num_features)
+    rows = data.rows
     # Narrow places, or SciPy widens them all: products with sparse rows cost what they read.
-    narrow = np.int32 if ends[-1] < 2**31 else np.int64
-    return scipy.sparse.csr_array((values[there], indices[there].astype(narrow), ends.astype(narrow)), shape=shape)
+    starts = rows.starts.astype(rows.indices.dtype) if rows.starts[-1] < 2**31 else rows.starts
+    shape = (len(rows.squared_norms), rows.num_features)
+    return scipy.sparse.csr_array((rows.values, rows.indices, starts), shape=shape)[chosen]
 
 
 def _joint_directions(rest: Any) -> np.ndarray:
