@@ -125,10 +125,7 @@ def _pace_of_training(task: Task) -> Callable[[int], float]:
         run.block_until_ready()
         seconds, steps = time.monotonic() - began, run.step - before
         stretch *= 2
-    run.evaluate()
-    began = time.monotonic()
-    run.evaluate()
-    whole = seconds / steps * last + (time.monotonic() - began) * len(task.record_at)
+    whole = seconds / steps * last + _seconds_once_compiled(run.evaluate) * len(task.record_at)
     return lambda work: work * whole / task.work
 
 
@@ -138,19 +135,19 @@ def _pace_of(task: Task) -> Callable[[int], float]:
     if task.repeats:
         scenarios = tuple(replace(each, num_steps=min(64, each.num_steps)) for each in scenarios)
     parts = [replace(task, scenarios=some, record_at=(some[0].num_steps,)) for some in (scenarios[:1], scenarios[:2])]
-    (one, one_takes), (two, two_take) = [(part.work, _seconds_to_run(part)) for part in parts]
+    (one, one_takes), (two, two_take) = [(part.work, _seconds_once_compiled(part.run)) for part in parts]
     if two == one:
         return lambda work: one_takes * work / one
     more = max(two_take - one_takes, 0.0) / (two - one)
     return lambda work: one_takes + more * (work - one)
 
 
-def _seconds_to_run(task: Task) -> float:
-    """The second time, when everything is compiled; the first, where it takes long anyway."""
+def _seconds_once_compiled(work: Callable[[], Any]) -> float:
+    """Of the second time; of the first, where it takes long anyway."""
     seconds = 0.0
     for _ in range(2):
         began = time.monotonic()
-        task.run()
+        work()
         seconds = time.monotonic() - began
         if seconds > 3:
             break
