@@ -1,0 +1,182 @@
+"""The forecast on generated data: ten kinds of features, two classes, trained until each mean loss is known.
+
+  python -m benchmarks.forecast_generated
+  python -m benchmarks.forecast_generated wide,zipf-counts --most-seeds 2048 --output cells.csv
+
+For each kind: the learning rate and clip norm that `forecast_best` names at noise 1 for each optimizer; then forecasts
+and trained runs over noise multipliers 0.5, 2 and 8, a third of, once and three times that rate, half of and once that
+clip norm, 54 cells. The kinds are none that the forecast was made with: what it takes for granted should fail here.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.sparse
+from cyclopts import App
+from rich.console import Console
+from rich.table import Table
+
+from noisecast.cli.accuracy import summary, trained_on
+from noisecast.cli.output import TABLE_STYLE
+from noisecast.figures import accuracy_picture
+from noisecast.forecasting import forecast_best
+from noisecast.optimizers import OPTIMIZERS
+from noisecast.privacy.mechanism import SampledGaussian
+from noisecast.privacy.sampling import Poisson
+from noisecast.problems.datasets import Dataset
+from noisecast.problems.linear import LinearModel, linear_model
+from noisecast.runners import Moments, Training, answer
+from noisecast.scenario import Scenario
+
+SEED_DATA = 960_001
+NUM_STEPS, RECORD_AT, BATCH_SIZE = 500, (100, 500), 64
+NOISE_MULTIPLIERS, RATE_FACTORS, CLIP_FACTORS = (0.5, 2.0, 8.0), (1 / 3, 1.0, 3.0), (0.5, 1.0)
+FIRST_SEEDS = 16
+Features = np.ndarray | scipy.sparse.csr_array
+console = Console(width=130, highlight=False)
+app = App(help=__doc__, help_format="plaintext")
+
+
+def binary(rng: np.random.Generator) -> Features:
+    """Rows of very different length."""
+    share = np.exp(rng.normal(-4, 1.2, (4000, 1))).clip(0.002, 0.6)
+    return scipy.sparse.csr_array((rng.random((4000, 600)) < share).astype(np.float32))
+
+
+def one_factor(rng: np.random.Generator) -> Features:
+    return (rng.normal(size=(2500, 1)) + 0.7 * rng.normal(size=(2500, 400))) / 20
+
+
+def five_factors(rng: np.random.Generator) -> Features:
+    common = rng.normal(size=(2500, 5)) @ rng.normal(size=(5, 500))
+    return (0.6 * common + 0.7 * rng.normal(size=(2500, 500))) / 500**0.5
+
+
+def positive(rng: np.random.Generator) -> Features:
+    return rng.lognormal(0, 0.7, size=(2500, 400)) / 20
+
+
+def standardised(rng: np.random.Generator) -> Features:
+    raw = rng.normal(size=(2500, 400)) * rng.uniform(0.3, 3, 400) + rng.normal(size=(2500, 1))
+    return (raw - raw.mean(axis=0)) / raw.std(axis=0) / 20
+
+
+def copies(rng: np.random.Generator) -> Features:
+    """Forty groups of fifteen noisy copies."""
+    groups = rng.normal(size=(2500, 40))
+    return (groups[:, np.arange(600) % 40] + 0.1 * rng.normal(size=(2500, 600))) / 600**0.5
+
+
+def zipf_counts(rng: np.random.Generator) -> Features:
+    """ln(1 + count) of words, in texts of very different length."""
+    return scipy.sparse.csr_array(np.log1p(_words(rng)).astype(np.float32))
+
+
+def zipf_binary(rng: np.random.Generator) -> Features:
+    return scipy.sparse.csr_array((_words(rng) > 0).astype(np.float32))
+
+
+def _words(rng: np.random.Generator) -> np.ndarray:
+    frequency = 1 / (np.arange(3000) + 3.0)
+    lengths = np.exp(rng.normal(4, 0.9, 4000)).clip(5, 800).astype(int)
+    return np.stack([rng.multinomial(length, frequency / frequency.sum()) for length in lengths])
+
+
+def wide(rng: np.random.Generator) -> Features:
+    """More features than rows."""
+    share = rng.uniform(0.01, 0.15, (1000, 1))
+    return scipy.sparse.csr_array((rng.random((1000, 2000)) < share).astype(np.float32))
+
+
+def scales(rng: np.random.Generator) -> Features:
+    """Features and rows of very different size, positive."""
+    raw = rng.gamma(1, 1, (2500, 1)) * abs(rng.normal(size=(2500, 500))) * np.exp(rng.normal(0, 1.5, 500))
+    return raw / np.sqrt((raw**2).sum(axis=1).mean())
+
+
+KINDS: dict[str, Callable[[np.random.Generator], Features]] = {
+    make.__name__.replace("_", "-"): make
+    for make in (
+        binary, one_factor, five_factors, positive, standardised, copies, zipf_counts, zipf_binary, wide, scales,
+    )
+}  # fmt: skip
+
+
+@app.default
+def main(
+    kinds: str = ",".join(KINDS), /, *, share: float = 0.005, most_seeds: int = 1024, output: Path | None = None
+) -> None:
+    unknown = set(names := kinds.split(",")) - set(KINDS)
+    if unknown:
+        raise SystemExit(f"Expected kinds out of {', '.join(KINDS)}, got {', '.join(sorted(unknown))}.")
+    shown = Table(title="Forecast against training: final training loss, on generated data", **TABLE_STYLE)
+    for header in ("data", "n x p", "cells", "ok", "median", "95 %", "worst", "worst ok", "std", "known to", "time"):
+        shown.add_column(header, justify="right")
+    found = []
+    for name in names:
+        began, problem = time.monotonic(), problem_of(name)
+        cells = compared(problem, grid(problem), share=share, most_seeds=most_seeds)
+        found.append(cells.assign(data=name))
+        shown.add_row(name, f"{problem.num_examples} x {problem.num_features}", *_row(cells), _since(began))
+        console.print(f"{name}: {_since(began)}")
+        if output is not None:
+            pd.concat(found).to_csv(output, index=False)
+    console.print(shown)
+
+
+def problem_of(name: str) -> LinearModel:
+    """Labels from random weights, with margins of standard deviation 1.5; a fifth of the rows for test."""
+    rng = np.random.default_rng([SEED_DATA, list(KINDS).index(name)])
+    features: Any = KINDS[name](rng)
+    if not scipy.sparse.issparse(features):
+        features = features.astype(np.float32)
+    margin = np.asarray(features @ rng.normal(size=features.shape[1]))
+    margin = 1.5 * (margin - margin.mean()) / margin.std()
+    labels = (rng.random(len(margin)) < 1 / (1 + np.exp(-margin))).astype(np.int32)
+    split = len(labels) * 4 // 5
+    parts = [Dataset(name, features[at], labels[at], ("no", "yes")) for at in (slice(split), slice(split, None))]
+    return linear_model(*parts)
+
+
+def grid(problem: LinearModel) -> list[Scenario]:
+    sampler = Poisson.for_batch_size(BATCH_SIZE, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=0.5, sampler=sampler)
+    found = []
+    for kind in OPTIMIZERS:
+        best = forecast_best(problem, mechanism, kind(learning_rate=1.0), num_steps=NUM_STEPS).scenario
+        for noise, rate, clip in itertools.product(NOISE_MULTIPLIERS, RATE_FACTORS, CLIP_FACTORS):
+            at = replace(best.mechanism, l2_clip_norm=clip * best.mechanism.l2_clip_norm, noise_multiplier=noise)
+            optimizer = replace(best.optimizer, learning_rate=rate * best.optimizer.learning_rate)
+            found.append(replace(best, mechanism=at, optimizer=optimizer))
+    return found
+
+
+def compared(problem: LinearModel, cells: Sequence[Scenario], *, share: float, most_seeds: int) -> pd.DataFrame:
+    """`accuracy_picture.data` of every cell, each trained until its mean final loss is known to `share`."""
+    seeds = min(FIRST_SEEDS, most_seeds)
+    table = answer(cells, runners=[Training(), Moments()], num_seeds=seeds, record_at=RECORD_AT)
+    for further in trained_on(cells, table, share, seeds, most_seeds, RECORD_AT, lambda share: None):
+        table = further
+    return accuracy_picture.data(table)
+
+
+def _row(cells: pd.DataFrame) -> list[str]:
+    found, last = summary(cells), accuracy_picture.last_steps(cells)
+    known = (last["trained_sem"] / last["trained_mean"]).max()
+    shares = [found[name] for name in ("median", "percentile_95", "worst", "worst_of_others", "median_error_of_std")]
+    okay = found["num_cells"] - found["num_extrapolated"]
+    return [str(found["num_cells"]), str(okay), *(f"{value:.1%}" for value in shares), f"{known:.1%}"]
+
+
+def _since(began: float) -> str:
+    return f"{time.monotonic() - began:.0f} s"
+
+
+if __name__ == "__main__":
+    app()
