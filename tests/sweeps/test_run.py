@@ -12,6 +12,7 @@ from noisecast.privacy.tuning import TrialDistribution, TrialKind
 from noisecast.question import Question
 from noisecast.sweeps import Store, estimate_seconds, run_sweep, tasks
 from noisecast.sweeps.pace import Pace
+from noisecast.sweeps.run import _in_order
 from noisecast.sweeps.selection import Compose, select
 
 
@@ -183,6 +184,21 @@ def test_time_left_follows_what_was_seen():
     pace = Pace(left, at_once=2)
     pace.finished(left[0], 2.0)
     assert pace.seconds_left == pytest.approx(3.0, rel=0.01)  # three of two seconds each, two at a time
+
+
+def test_long_tasks_come_first_and_kinds_of_one_length_take_turns():
+    every = grid(runners=(nc.Training(),))
+    short = [
+        replace(every, scenarios=tuple(s for s in every.scenarios if s.optimizer.name == name), insecure_seeds=seeds)
+        for name in ("DP-SGD", "DP-Adam")
+        for seeds in ((3, 5), (8, 9))
+    ]
+    long = replace(every, scenarios=tuple(replace(scenario, num_steps=25) for scenario in every.scenarios))
+    found = [
+        (task.scenarios[0].num_steps, task.scenarios[0].optimizer.name)
+        for task in _in_order(tasks.tasks_of([*short, long], nc_root()))
+    ]
+    assert found == [(steps, name) for steps in (25, 20, 20) for name in ("DP-SGD", "DP-Adam")]
 
 
 def test_an_estimate_is_of_the_right_size(tmp_path):

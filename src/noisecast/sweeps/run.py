@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -227,8 +228,7 @@ def _in_words(trials: TrialDistribution | None) -> str:
 
 
 def _computed(tasks: Sequence[Task], workers: int | None, ray: str | None) -> Iterator[Done]:
-    # The longest first, so that no core waits at the end for one that has begun late.
-    tasks = sorted(tasks, key=lambda task: -task.work * task.scenarios[0].problem.num_params)
+    tasks = _in_order(tasks)
     if not tasks:
         return iter(())
     if ray is not None:
@@ -236,6 +236,19 @@ def _computed(tasks: Sequence[Task], workers: int | None, ray: str | None) -> It
     if workers == 0:
         return in_this_process(tasks)
     return in_processes(tasks, workers or os.cpu_count() or 1)
+
+
+def _in_order(tasks: Sequence[Task]) -> list[Task]:
+    """The longest first, so that no core waits at the end for one that has begun late.
+
+    Of those that are as long, kinds take turns: how long each kind takes is then known early, and so the time left.
+    """
+    seen: Counter[tuple] = Counter()
+    keyed = []
+    for task in tasks:
+        keyed.append((-task.work * task.scenarios[0].problem.num_params, seen[task.kind]))
+        seen[task.kind] += 1
+    return [tasks[i] for i in sorted(range(len(tasks)), key=keyed.__getitem__)]
 
 
 def _add_all(store: Store, computed: Iterator[Done], pace: Pace, progress: SweepProgress) -> list[Done]:
