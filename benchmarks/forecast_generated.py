@@ -22,7 +22,7 @@ from cyclopts import App
 from rich.console import Console
 from rich.table import Table
 
-from noisecast.cli.accuracy import summary, trained_on
+from noisecast.cli.accuracy import percent, summary, trained_on
 from noisecast.cli.output import TABLE_STYLE
 from noisecast.figures import accuracy_picture
 from noisecast.forecasting import forecast_best
@@ -116,7 +116,9 @@ def main(
     if unknown:
         raise SystemExit(f"Expected kinds out of {', '.join(KINDS)}, got {', '.join(sorted(unknown))}.")
     shown = Table(title="Forecast against training: final training loss, on generated data", **TABLE_STYLE)
-    for header in ("data", "n x p", "cells", "ok", "median", "95 %", "worst", "worst ok", "std", "known to", "time"):
+    for header in (
+        "data", "n x p", "cells", "diverged", "ok", "median", "95 %", "worst", "worst ok", "std", "known to", "time",
+    ):  # fmt: skip
         shown.add_column(header, justify="right")
     found = []
     for name in names:
@@ -161,17 +163,19 @@ def compared(problem: LinearModel, cells: Sequence[Scenario], *, share: float, m
     """`accuracy_picture.data` of every cell, each trained until its mean final loss is known to `share`."""
     seeds = min(FIRST_SEEDS, most_seeds)
     table = answer(cells, runners=[Training(), Moments()], num_seeds=seeds, record_at=RECORD_AT)
-    for further in trained_on(cells, table, share, seeds, most_seeds, RECORD_AT, lambda share: None):
+    for further in trained_on(cells, table, share, seeds, most_seeds, RECORD_AT, lambda _: None):
         table = further
     return accuracy_picture.data(table)
 
 
 def _row(cells: pd.DataFrame) -> list[str]:
     found, last = summary(cells), accuracy_picture.last_steps(cells)
+    shares = [
+        found.get(name) for name in ("median", "percentile_95", "worst", "worst_of_others", "median_error_of_std")
+    ]
     known = (last["trained_sem"] / last["trained_mean"]).max()
-    shares = [found[name] for name in ("median", "percentile_95", "worst", "worst_of_others", "median_error_of_std")]
-    okay = found["num_cells"] - found["num_extrapolated"]
-    return [str(found["num_cells"]), str(okay), *(f"{value:.1%}" for value in shares), f"{known:.1%}"]
+    counts = found["num_cells"], found["num_left_out"], found["num_cells"] - found["num_extrapolated"]
+    return [*map(str, counts), *(percent(share) for share in (*shares, known))]
 
 
 def _since(began: float) -> str:

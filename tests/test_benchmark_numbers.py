@@ -11,9 +11,9 @@ import pytest
 import scipy.sparse as sp
 
 sys.path.append(str(Path(__file__).parents[1]))
-from benchmarks import advice_data, forecast_trained, stand_in, transfer
+from benchmarks import advice_data, forecast_generated, forecast_trained, stand_in, transfer
 from benchmarks.transfer import Loss, Quadratic, search
-from noisecast import DPSGD, DPAdam, DPSignSGD, linear_model
+from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, linear_model
 from noisecast.estimators import DPLogisticRegression
 from noisecast.problems.datasets import bundled
 from noisecast.reproduction.tasks import IMDB, Setting
@@ -191,3 +191,29 @@ def test_a_parabola_without_a_root_in_sight_has_no_crossing():
     assert forecast_trained.parabola_root(x, (x - 2.5) * (x + 1), ones) == pytest.approx(2.5)
     assert math.isnan(forecast_trained.parabola_root(x, x**2 + 1, ones))
     assert math.isnan(forecast_trained.parabola_root(x, (x - 9) * (x + 1), ones))
+
+
+# --- forecast_generated -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", forecast_generated.KINDS)
+def test_generated_data_are_what_they_are_called(name):
+    problem = forecast_generated.problem_of(name)
+    again = forecast_generated.problem_of(name)
+    assert problem.fingerprint == again.fingerprint and problem.test is not None
+    assert 0.2 < float(np.mean(problem.train.labels)) < 0.8
+    assert (problem.num_examples < problem.num_features) == (name == "wide")
+
+
+def test_cells_are_trained_until_they_are_known(monkeypatch):
+    monkeypatch.setattr(forecast_generated, "NUM_STEPS", 30)
+    monkeypatch.setattr(forecast_generated, "RECORD_AT", (10, 30))
+    train, test = bundled("breast_cancer")
+    problem = linear_model(train, test)
+    mechanism = SampledGaussian(noise_multiplier=2.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 455))
+    asked = Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=0.5), num_steps=30)
+    found = forecast_generated.compared(problem, [asked], share=0.02, most_seeds=1024)
+    last = found[found["step"] == 30].iloc[0]
+    assert last["trained_sem"] <= 0.02 * last["trained_mean"] and abs(last["error"]) < 0.1
+    row = forecast_generated._row(found)
+    assert row[:3] == ["1", "0", "1"] and row[3] == row[5] == row[6]

@@ -1,6 +1,7 @@
 """A sweep computes every run once, whoever computes it, and goes on where it was ended."""
 
 import errno
+import time
 from dataclasses import replace
 
 import pandas as pd
@@ -12,7 +13,7 @@ from noisecast.privacy.tuning import TrialDistribution, TrialKind
 from noisecast.question import Question
 from noisecast.sweeps import Store, estimate_seconds, run_sweep, tasks
 from noisecast.sweeps.pace import Pace
-from noisecast.sweeps.run import _in_order
+from noisecast.sweeps.run import _in_order, _seconds_of
 from noisecast.sweeps.selection import Compose, select
 
 
@@ -202,13 +203,21 @@ def test_long_tasks_come_first_and_kinds_of_one_length_take_turns():
 
 
 def test_an_estimate_is_of_the_right_size(tmp_path):
-    import time
-
     asked = questions(6)
     said = estimate_seconds(asked, workers=1)
     began = time.monotonic()
     run_sweep(asked, tmp_path / "store", workers=0)
     assert 0.1 < said / (time.monotonic() - began) < 10
+
+
+def test_compiling_does_not_count_in_an_estimate():
+    took = iter([0.3, 0.01, 0.5])
+
+    def work():
+        time.sleep(next(took))
+
+    assert _seconds_of(work, no_longer_to_compile=0.4) < 0.2  # the second time
+    assert _seconds_of(work, no_longer_to_compile=0.4) >= 0.5  # is not tried
 
 
 def test_random_trials_are_drawn_once_and_for_all(tmp_path):

@@ -175,7 +175,7 @@ def _likelihood_named(name: str) -> Likelihood:
 @partial(jax.tree_util.register_dataclass, data_fields=["rows", "labels"], meta_fields=[])
 @dataclass(frozen=True)
 class Labelled:
-    rows: DenseRows | SparseRows
+    rows: DenseRows | SparseRows  # in compiled code the latter are padded
     labels: Array
 
 
@@ -340,9 +340,11 @@ def linear_model(train: Dataset, test: Dataset | None = None, *, likelihood: Lik
     _check_labels(likelihood, train, test)
     num_outputs = likelihood.num_outputs(train.num_classes)
     test_hash = test.content_hash if test is not None else "no test set"
+    examples = _labelled(train)
     return LinearModel(
-        train=_labelled(train),
-        test=_labelled(test) if test is not None else None,
+        train=examples,
+        # In the form of the training rows: one long row must not keep a test set from the engine of the other.
+        test=_labelled(test, sparse=isinstance(examples.rows, SparseRows)) if test is not None else None,
         likelihood=likelihood,
         num_outputs=num_outputs,
         name=f"{likelihood.name} on {train.name}",
@@ -373,5 +375,5 @@ def _logits(rows: Rows, params: Array, num_outputs: int) -> Array:
     return rows.dot(weights[:-1]) + weights[-1]
 
 
-def _labelled(data: Dataset) -> Labelled:
-    return Labelled(rows_from(data.features), jnp.asarray(data.labels, jnp.int32))
+def _labelled(data: Dataset, *, sparse: bool | None = None) -> Labelled:
+    return Labelled(rows_from(data.features, sparse=sparse), jnp.asarray(data.labels, jnp.int32))

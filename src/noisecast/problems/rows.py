@@ -51,7 +51,7 @@ class DenseRows:
 class SparseRows:
     """Rows x_i with few non-zeros, on the host, one behind the other: row i is at starts[i] up to starts[i + 1].
 
-    As a JAX pytree they are their padded form, so that is what compiled programs see.
+    As a JAX pytree they are their padded form: that is what compiled programs see, and what `jax.tree.map` gives.
 
     Args:
       starts: (n + 1,) int64.
@@ -80,6 +80,10 @@ class SparseRows:
         with jax.ensure_compile_time_eval():  # it is kept: no part of the program that happens to ask first
             arrays = [jnp.asarray(array) for array in (indices, values, self.squared_norms)]
         return PaddedRows(arrays[0], arrays[1], arrays[2], self.num_features)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without `padded`: another process makes it again, if it is asked."""
+        return {name: value for name, value in vars(self).items() if name != "padded"}
 
     def take(self, indices: Array) -> "PaddedRows":
         return self.padded.take(indices)
@@ -139,15 +143,19 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def rows_from(features: np.ndarray | scipy.sparse.csr_array) -> DenseRows | SparseRows:
-    """Features as rows: CSR stays sparse unless it is as full as a matrix."""
-    if scipy.sparse.issparse(features):
-        csr: Any = scipy.sparse.csr_array(features)
-        if 2 * np.diff(csr.indptr).max(initial=1) < csr.shape[1]:
-            return _sparse_rows(csr)
-        features = csr.toarray()
-    values, squared_norms = _finite_rows(np.asarray(features, dtype=np.float32))
+def rows_from(features: np.ndarray | scipy.sparse.csr_array, *, sparse: bool | None = None) -> DenseRows | SparseRows:
+    """Features, CSR without duplicates or a matrix, as rows; `sparse` None: CSR that is not as full as a matrix."""
+    if sparse is None:
+        sparse = scipy.sparse.issparse(features) and _is_worth_it(features)
+    if sparse:
+        return _sparse_rows(scipy.sparse.csr_array(features))
+    matrix = scipy.sparse.csr_array(features).toarray() if scipy.sparse.issparse(features) else features
+    values, squared_norms = _finite_rows(np.asarray(matrix, dtype=np.float32))
     return DenseRows(jnp.asarray(values), jnp.asarray(squared_norms))
+
+
+def _is_worth_it(features: Any) -> bool:
+    return 2 * np.diff(features.indptr).max(initial=1) < features.shape[1]
 
 
 def _sparse_rows(csr: Any) -> SparseRows:

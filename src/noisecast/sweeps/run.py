@@ -126,7 +126,7 @@ def _pace_of_training(task: Task) -> Callable[[int], float]:
         run.block_until_ready()
         seconds, steps = time.monotonic() - began, run.step - before
         stretch *= 2
-    whole = seconds / steps * last + _seconds_once_compiled(run.evaluate) * len(task.record_at)
+    whole = seconds / steps * last + _seconds_of(run.evaluate, no_longer_to_compile=60.0) * len(task.record_at)
     return lambda work: work * whole / task.work
 
 
@@ -136,21 +136,21 @@ def _pace_of(task: Task) -> Callable[[int], float]:
     if task.repeats:
         scenarios = tuple(replace(each, num_steps=min(64, each.num_steps)) for each in scenarios)
     parts = [replace(task, scenarios=some, record_at=(some[0].num_steps,)) for some in (scenarios[:1], scenarios[:2])]
-    (one, one_takes), (two, two_take) = [(part.work, _seconds_once_compiled(part.run)) for part in parts]
+    (one, one_takes), (two, two_take) = [(part.work, _seconds_of(part.run, no_longer_to_compile=3.0)) for part in parts]
     if two == one:
         return lambda work: one_takes * work / one
     more = max(two_take - one_takes, 0.0) / (two - one)
     return lambda work: one_takes + more * (work - one)
 
 
-def _seconds_once_compiled(work: Callable[[], Any]) -> float:
-    """Of the second time; of the first, where it takes long anyway."""
+def _seconds_of(work: Callable[[], Any], *, no_longer_to_compile: float) -> float:
+    """Of the second time, when everything is compiled; of the first, where compiling cannot be what took so long."""
     seconds = 0.0
     for _ in range(2):
         began = time.monotonic()
         work()
         seconds = time.monotonic() - began
-        if seconds > 3:
+        if seconds > no_longer_to_compile:
             break
     return seconds
 
