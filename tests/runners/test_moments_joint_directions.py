@@ -1,5 +1,7 @@
 """Features outside the block of a logistic forecast, whose fluctuations are kept along their joint directions."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -92,3 +94,11 @@ def test_what_the_rest_adds_beside_its_joint_directions(monkeypatch):
     np.testing.assert_allclose(
         rows.block @ rows.in_block(weights) + rest @ rows.beside(weights), rows.dot(weights), rtol=1e-4, atol=1e-5
     )
+
+
+def test_where_there_are_no_joint_directions_nothing_is_read():
+    """Forecasts turned NaN by chance: `einsum` over no columns reads what lies beyond an array's end."""
+    beyond = np.full(1, np.nan, np.float32)
+    none = np.lib.stride_tricks.as_strided(beyond, (7, 0), (0, 0))
+    for one, other in itertools.permutations([none, np.ones((7, 3), np.float32)[:, 3:]]):
+        np.testing.assert_array_equal(examples.row_dots(one, other), np.zeros(7))
