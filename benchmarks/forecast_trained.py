@@ -8,7 +8,7 @@ learning rates and 4 clip norms. Regret = the named setting's mean final loss ov
 The best of 28 noisy means is lucky rather than not, which counts against the forecast.
 
 crossings: the noise multiplier above which DP-SignSGD ends lower than DP-SGD, both as the paper tuned them, by
-`forecast_crossing`; and by training at four multipliers around it, with a parabola through the differences.
+`forecast_crossing`; and by training at four multipliers around it, as `noisecast reproduce fig-threshold` finds it.
 
 Runs go into a store: the same command goes on where it was stopped. The searches, half a minute each, are made again.
 """
@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,8 +29,10 @@ from noisecast.cli.output import TABLE_STYLE
 from noisecast.forecasting import CrossingForecast, forecast_best, forecast_crossing
 from noisecast.optimizers import DPSGD, OPTIMIZERS, DPAdam, DPSignSGD
 from noisecast.problems.problem import Problem
+from noisecast.protocols import Score, cells, tuned
 from noisecast.question import Question
 from noisecast.reproduction.tasks import IMDB, Setting, Task
+from noisecast.reproduction.thresholds import curves, last_crossing
 from noisecast.runners import Training
 from noisecast.scenario import Scenario
 from noisecast.sweeps import run_sweep
@@ -41,16 +43,9 @@ RATES = {DPSGD: (0.4, 0.8, 1.67, 3.0, 5.0, 8.0, 15.0), DPSignSGD: SIGN_RATES, DP
 CLIPS = (0.1, 0.25, 0.5, 1.0)
 BATCH_SIZES = (48, 64, 80)
 FACTORS = (0.8, 0.95, 1.08, 1.22)  # of the forecast crossing: where it is trained
-NUM_RESAMPLES = 2_000
+SEARCHED = (0.5, 8.0)  # noise multipliers between which a crossing is looked for
 console = Console(width=130, highlight=False)
 app = App(help=__doc__, help_format="plaintext")
-
-
-class Mean(NamedTuple):
-    """Of final losses, with its standard error."""
-
-    value: float
-    error: float
 
 
 @app.command
@@ -69,31 +64,27 @@ def crossings(*, data_dir: Path | None = None, store: Path, seeds: int = 32) -> 
 
 
 def regrets(task: Task, problem: Problem, store: Path, *, sweep_seeds: int, named_seeds: int) -> pd.DataFrame:
-    """By optimizer and noise multiplier: what is named and what the sweep finds, trained."""
+    """By optimizer and noise multiplier: what is named, and the best of the sweep (`_best`), both trained."""
     cases = [(kind, noise) for kind in OPTIMIZERS for noise in NOISE_MULTIPLIERS]
     found = [_named(task.scenario(problem, kind, noise)) for kind, noise in cases]
     swept = [
-        [
-            task.scenario(problem, kind, noise, setting=Setting(rate, clip))
-            for rate in RATES[kind]
-            for clip in CLIPS
-        ]
+        task.scenario(problem, kind, noise, setting=Setting(rate, clip))
         for kind, noise in cases
-    ]  # fmt: skip
-    ours = trained([scenario for scenario, _, _ in found], store / "named", named_seeds)
-    theirs = trained([cell for cells in swept for cell in cells], store / "sweep", sweep_seeds)
-    rows = []
-    for (kind, noise), (scenario, forecast, seconds), cells in zip(cases, found, swept, strict=True):
-        at, best = ours[scenario.id], min(cells, key=lambda cell: theirs[cell.id].value)
-        least = theirs[best.id]
-        rows.append({
-            "optimizer": kind.name, "noise_multiplier": noise, "seconds": seconds, "forecast": forecast,
-            "named": _setting(scenario), "trained": at.value, "trained_error": at.error / at.value,
-            "best": _setting(best), "least": least.value, "least_error": least.error / least.value,
-            "regret": at.value / least.value - 1,
-            "regret_error": np.hypot(at.error / at.value, least.error / least.value),
-        })  # fmt: skip
-    return pd.DataFrame(rows)
+        for rate in RATES[kind]
+        for clip in CLIPS
+    ]
+    forecasts = pd.DataFrame(
+        [
+            {"optimizer": kind.name, "noise_multiplier": noise, "forecast": value, "seconds": seconds}
+            for (kind, noise), (_, value, seconds) in zip(cases, found, strict=True)
+        ]
+    )
+    named = cells(_trained([scenario for scenario, _, _ in found], store / "named", named_seeds), Score())
+    best = tuned(_trained(swept, store / "sweep", sweep_seeds), Score())
+    contest = {"on": ["optimizer", "noise_multiplier"], "validate": "1:1"}
+    both: Any = forecasts.merge(named, **contest).merge(best, **contest, suffixes=("", "_best"))
+    shares = [both[f"standard_error{which}"] / both[f"value{which}"] for which in ("", "_best")]
+    return both.assign(regret=both["value"] / both["value_best"] - 1, regret_error=np.hypot(*shares))
 
 
 def _named(like: Scenario) -> tuple[Scenario, float, float]:
@@ -104,40 +95,25 @@ def _named(like: Scenario) -> tuple[Scenario, float, float]:
     return best.scenario, best.outcome.value, time.monotonic() - began
 
 
-def _setting(scenario: Scenario) -> str:
-    return f"{scenario.optimizer.learning_rate:.3g}, {scenario.mechanism.l2_clip_norm:.3g}"
-
-
-def trained(scenarios: Sequence[Scenario], store: Path, num_seeds: int) -> dict[str, Mean]:
-    """Mean final training loss, by scenario; a run that diverged makes it infinite."""
+def _trained(scenarios: Sequence[Scenario], store: Path, num_seeds: int) -> pd.DataFrame:
     question = Question(scenarios=tuple(scenarios), runners=(Training(),), num_seeds=num_seeds, record_at=())
     began = time.monotonic()
     rows = run_sweep((question,), store)
     console.print(f"{store}: {len(scenarios)} settings x {num_seeds} seeds, {time.monotonic() - began:.0f} s")
-    ends: Any = rows[(rows["metric"] == "loss") & (rows["step"] == rows["num_steps"])]
-    ends = ends.assign(value=ends["value"].where(ends["status"] != "diverged", np.inf)).groupby("scenario")["value"]
-    errors = ends.std() / np.sqrt(ends.size())
-    return {str(key): Mean(float(value), float(errors[key])) for key, value in ends.mean().items()}
+    return rows
 
 
 def _show_named(table: pd.DataFrame) -> None:
     shown = Table(title="forecast_best, trained, against a trained sweep", **TABLE_STYLE)
-    for header in (
-        "optimizer",
-        "noise",
-        "named",
-        "forecast",
-        "trained",
-        "sweep's best",
-        "its loss",
-        "regret",
-        "search",
-    ):
+    at, least = ("rate, clip", "forecast", "trained"), ("sweep's best", "its loss")
+    for header in ("optimizer", "noise", *at, *least, "regret", "search"):
         shown.add_column(header, justify="right")
     for row in table.itertuples():
         shown.add_row(
-            row.optimizer, f"{row.noise_multiplier:g}", row.named, f"{row.forecast:.4f}",
-            f"{row.trained:.4f} ±{row.trained_error:.1%}", row.best, f"{row.least:.4f} ±{row.least_error:.1%}",
+            row.optimizer, f"{row.noise_multiplier:g}", f"{row.learning_rate:.3g}, {row.l2_clip_norm:.3g}",
+            f"{row.forecast:.4f}", f"{row.value:.4f} ±{row.standard_error / row.value:.1%}",
+            f"{row.learning_rate_best:.3g}, {row.l2_clip_norm_best:.3g}",
+            f"{row.value_best:.4f} ±{row.standard_error_best / row.value_best:.1%}",
             f"{row.regret:+.1%} ±{row.regret_error:.1%}", f"{row.seconds:.0f} s",
         )  # fmt: skip
     console.print(shown)
@@ -147,31 +123,21 @@ def _show_named(table: pd.DataFrame) -> None:
 
 
 def crossing(task: Task, problem: Problem, batch_size: int, store: Path, num_seeds: int) -> dict[str, Any]:
-    """z* at one batch size: forecast, by the theorem, and trained with a 95 % interval of resamples."""
+    """z* at one batch size: forecast, by the theorem, and trained with its 95 % interval."""
     pair = [task.scenario(problem, kind, 1.0, batch_size=batch_size) for kind in (DPSGD, DPSignSGD)]
-    found = _forecast_crossing(pair, (0.5, 8.0))
+    found = _forecast_crossing(pair, SEARCHED)
     if not found.crossings:
-        raise SystemExit(f"No crossing is forecast at B = {batch_size} between noise multipliers 0.5 and 8.")
+        raise SystemExit(f"No crossing is forecast at B = {batch_size} between noise multipliers {SEARCHED}.")
     last = found.crossings[-1]
-    noises = np.round(np.array(FACTORS) * last.noise_multiplier, 2)
-    cells = [[_at(scenario, noise) for noise in noises] for scenario in pair]
-    losses = trained([cell for row in cells for cell in row], store, num_seeds)
-    sgd, sign = ([losses[cell.id] for cell in row] for row in cells)
-    gaps = np.array([a.value - b.value for a, b in zip(sgd, sign, strict=True)])
-    errors = np.array([np.hypot(a.error, b.error) for a, b in zip(sgd, sign, strict=True)])
-    rng = np.random.default_rng(0)
-    resampled = [
-        parabola_root(noises, gaps + errors * rng.normal(size=len(noises)), errors) for _ in range(NUM_RESAMPLES)
-    ]
-    place = parabola_root(noises, gaps, errors)
-    # An interval of those resamples that cross would be too narrow.
-    is_known = np.isnan(resampled).mean() <= 0.025
-    low, high = np.nanpercentile(resampled, [2.5, 97.5]) if is_known else (np.nan, np.nan)
+    around = np.round(np.array(FACTORS) * last.noise_multiplier, 2)
+    rows = _trained([_at(scenario, noise) for scenario in pair for noise in around], store, num_seeds)
+    ends = rows[rows["step"] == rows["num_steps"]]
+    (noises, sgd), (_, sign) = (curves(ends, "training", scenario.optimizer.name) for scenario in pair)
+    trained = last_crossing(noises, sgd - sign)
+    is_found = np.isfinite(trained.value)
     return {
-        "batch_size": batch_size, "forecast": last.noise_multiplier, "forecast_epsilon": last.epsilon,
-        "trained": place, "low": low, "high": high,
-        "trained_epsilon": _at(pair[0], place).privacy_spent.epsilon if np.isfinite(place) else np.nan,
-        "theorem": found.theorem,
+        "batch_size": batch_size, "forecast": last, "trained": trained, "theorem": found.theorem,
+        "trained_epsilon": _at(pair[0], trained.value).privacy_spent.epsilon if is_found else np.nan,
     }  # fmt: skip
 
 
@@ -188,31 +154,20 @@ def _at(scenario: Scenario, noise_multiplier: float) -> Scenario:
     return replace(scenario, mechanism=scenario.mechanism.with_noise_multiplier(float(noise_multiplier)))
 
 
-def parabola_root(x: np.ndarray, gaps: np.ndarray, errors: np.ndarray) -> float:
-    """Where the parabola through the gaps is zero, a fifth beyond x at most; nan where it is not. The last such place.
-
-    >>> parabola_root(np.array([1.0, 2.0, 3.0, 4.0]), np.array([-1.5, -0.5, 0.5, 1.5]), np.ones(4)).__round__(6)
-    2.5
-    """
-    roots = np.roots(np.polyfit(x, gaps, 2, w=1 / errors))
-    roots = roots[np.isreal(roots)].real
-    roots = roots[(roots > 0.8 * x[0]) & (roots < 1.2 * x[-1])]
-    return float(roots.max()) if len(roots) else np.nan
-
-
 def _show_crossings(rows: Sequence[dict[str, Any]]) -> None:
     shown = Table(title="Noise multiplier (ε) above which DP-SignSGD ends lower than DP-SGD", **TABLE_STYLE)
     for header in ("batch", "forecast", "trained, 95 %", "forecast's ε", "theorem"):
         shown.add_column(header, justify="right")
     for row in rows:
-        theorem = row["theorem"]
+        forecast, trained, theorem = row["forecast"], row["trained"], row["theorem"]
         by_theorem = theorem if isinstance(theorem, str) else ", ".join(
-            f"{z:.2f} ({epsilon:.3f})" for z, epsilon in zip(theorem.thresholds.noise_multipliers, theorem.epsilons)
+            f"{z:.2f} ({epsilon:.3f})"
+            for z, epsilon in zip(theorem.thresholds.noise_multipliers, theorem.epsilons, strict=True)
         )  # fmt: skip
         shown.add_row(
-            str(row["batch_size"]), f"{row['forecast']:.2f} ({row['forecast_epsilon']:.3f})",
-            f"{row['trained']:.2f}, {row['low']:.2f} to {row['high']:.2f} ({row['trained_epsilon']:.3f})",
-            f"{row['forecast_epsilon'] / row['trained_epsilon'] - 1:+.0%}", by_theorem,
+            str(row["batch_size"]), f"{forecast.noise_multiplier:.2f} ({forecast.epsilon:.3f})",
+            f"{trained.value:.2f}, {trained.low:.2f} to {trained.high:.2f} ({row['trained_epsilon']:.3f})",
+            f"{forecast.epsilon / row['trained_epsilon'] - 1:+.0%}", by_theorem,
         )  # fmt: skip
     console.print(shown)
 

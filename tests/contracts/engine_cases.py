@@ -29,7 +29,7 @@ from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.datasets import Dataset, Ratings, label_sets
 
 sys.path.append(str(Path(__file__).parents[1] / "engines"))
-import reference  # pyright: ignore[reportMissingImports]
+import reference
 
 SEED_DATA, SEED_ENGINE = 900_001, 900_002
 FALSE_ALARM, COMPARISONS = 1e-6, 200

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import reference  # pyright: ignore[reportMissingImports]
+import reference
 from scipy import special, stats
 
 from noisecast import DPSGD, DPAdam, DPSignSGD, SampledGaussian, Scenario, Stream, engines, quadratic, quartic
