@@ -65,6 +65,10 @@ class Sampler(Protocol):
         """Variance that the choice of the batch gives each coordinate of the mean clipped gradient."""
         ...
 
+    def batch_fill(self, num_examples: float | None) -> float:
+        """Expected examples in a batch over B, from a data set of that many, which need not be the declared size."""
+        ...
+
     def why_unsupported(self, adjacency: Adjacency) -> str | None:
         """A sentence when no guarantee is known for this adjacency, else None."""
         ...
@@ -79,6 +83,9 @@ class Sampler(Protocol):
 
 
 class _Neighbours:
+    def batch_fill(self, num_examples: float | None) -> float:
+        return 1.0
+
     def neighbours(self, adjacency: Adjacency) -> str:
         return {Adjacency.ADD_OR_REMOVE_ONE: "adding or removing", Adjacency.REPLACE_ONE: "replacing"}[adjacency]
 
@@ -160,6 +167,14 @@ class Poisson(_Neighbours):
         """
         del mean
         return (1 - self.sampling_probability) * second_moment / self.expected_batch_size
+
+    def batch_fill(self, num_examples: float | None) -> float:
+        """n q/B. Sums are divided by B whatever n is: with fewer examples than declared, gradients come out smaller.
+
+        >>> Poisson.for_batch_size(64, 1000).batch_fill(900)
+        0.9
+        """
+        return 1.0 if num_examples is None else num_examples / self.num_examples
 
     def why_unsupported(self, adjacency: Adjacency) -> str | None:
         return None

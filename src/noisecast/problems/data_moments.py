@@ -48,11 +48,13 @@ def prepare_moments(mechanism: SampledGaussian) -> PreparedMechanism:
 def gradient_moments(problem: WeighsClippedGradients, params: Array, prepared: PreparedMechanism) -> GradientMoments:
     """Mean and standard deviation per coordinate of the private mean gradient.
 
-    s_j^2 = batch noise of coordinate j (as its sampler has it) + (C z / B)^2.
+    s_j^2 = batch noise of coordinate j (as its sampler has it) + (C z / B)^2. Examples that were declared and are not
+    there count as gradients of 0.
     """
     mean, second_moment = problem.clipped_gradient_moments(params, prepared.l2_clip_norm)
-    batch_variance = prepared.sampler.batch_noise_variance(mean, second_moment)
-    return GradientMoments(mean, jnp.sqrt(batch_variance + prepared.mean_noise_std**2))
+    fill = prepared.sampler.batch_fill(problem.num_examples)
+    batch_variance = fill * prepared.sampler.batch_noise_variance(mean, second_moment)
+    return GradientMoments(fill * mean, jnp.sqrt(batch_variance + prepared.mean_noise_std**2))
 
 
 def gradient_noise(problem: WeighsClippedGradients, params: Array, prepared: PreparedMechanism, key: Array) -> Array:
@@ -65,7 +67,7 @@ def gradient_noise(problem: WeighsClippedGradients, params: Array, prepared: Pre
     n = problem.num_examples
     xi = jax.random.normal(example_key, (n,))
     # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
-    scale = prepared.sampler.batch_noise_variance(0.0, 1.0)
+    scale = prepared.sampler.batch_fill(n) * prepared.sampler.batch_noise_variance(0.0, 1.0)
     centred = prepared.sampler.batch_noise_variance(1.0, 1.0) == 0.0
     xi = xi - xi.mean() if centred else xi
     batch = problem.weighted_clipped_sum(params, xi * jnp.sqrt(scale / n), prepared.l2_clip_norm)
@@ -73,7 +75,7 @@ def gradient_noise(problem: WeighsClippedGradients, params: Array, prepared: Pre
 
 
 def shrink_factor(problem: WeighsClippedGradients, params: Array, prepared: PreparedMechanism) -> Array:
-    """h = <E clip(g), E g> / |E g|^2: what clipping leaves of the gradient, along the gradient; ()."""
-    clipped, _ = problem.clipped_gradient_moments(params, prepared.l2_clip_norm)
+    """h = <E g~, E g> / |E g|^2: what clipping and the declared size leave of the gradient, along the gradient; ()."""
+    clipped = gradient_moments(problem, params, prepared).mean
     gradient, _ = problem.clipped_gradient_moments(params, jnp.asarray(jnp.inf))
     return clipped @ gradient / (gradient @ gradient)

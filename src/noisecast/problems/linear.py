@@ -360,6 +360,8 @@ def _usual_likelihood(data: Dataset) -> Likelihood:
 
 def _check_labels(likelihood: Likelihood, train: Dataset, test: Dataset | None) -> None:
     for data in (train, test):
+        if data is not None and not data.num_examples:
+            raise ValueError(f"Expected one row or more, got none in {data.name}; leave an empty test set out.")
         if data is not None and data.has_label_sets != likelihood.takes_sets:
             wanted, got = ("a set of labels", "one label")[:: 1 if likelihood.takes_sets else -1]
             raise ValueError(

@@ -231,6 +231,8 @@ def matrix_factorization(
         raise ValueError(f"Expected 0 < init_std <= 10^30, got {init_std}.")
     if train.num_examples == 0:
         raise ValueError("Expected one rating or more to train on, got none.")
+    if test is not None and test.num_examples == 0:
+        raise ValueError("Expected one rating or more to test on, got none; leave an empty test set out.")
     if test is not None and (test.num_users, test.num_items) != (train.num_users, train.num_items):
         raise ValueError(
             f"Expected the test ratings to be of {train.num_users} users and {train.num_items} items, as in training, "

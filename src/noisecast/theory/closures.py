@@ -84,6 +84,7 @@ class Closure:
       lag: steps by which directions lag behind gradients; () >= 0.
       is_linear: whether directions are linear in gradients, so that no ratio of step to noise is too large.
       quadratic: its own recursion on quadratics; None: the one step above, coordinate by coordinate.
+      caveat: a sentence where the optimizer's own settings are out of the closure's depth; else empty.
     """
 
     response: Callable[[GradientLaw, Any], tuple[Array, Array]]
@@ -94,6 +95,7 @@ class Closure:
     lag: float = 0.0
     is_linear: bool = False
     quadratic: "QuadraticRecursion | None" = None
+    caveat: str = ""
 
 
 class QuadraticRecursion(NamedTuple):
@@ -156,6 +158,7 @@ def expected_norm(mean_square: float, variance_of_square: float) -> float:
     >>> round(expected_norm(1.0, 2.0), 6), expected_norm(4.0, 0.0)      # E|Z| = sqrt(2/pi)
     (0.797885, 2.0)
     """
+    mean_square, variance_of_square = np.float64(mean_square), np.float64(variance_of_square)  # overflow to inf
     if not (mean_square > 0 and variance_of_square > 1e-10 * mean_square**2):
         return float(np.sqrt(mean_square))
     shape = mean_square**2 / variance_of_square

@@ -19,6 +19,7 @@ Array = Any
 # The response of u = m_hat/sqrt(v_hat) to a small signal, E u = kappa mu/s, and the long-run variance omega of u,
 # simulated: (b1, b2) -> (kappa, omega/kappa). b1 = b2 = 0 is DP-SignSGD, (sqrt(2/pi), sqrt(pi/2)); as b2 -> 1 both
 # tend to 1. The floor on any quadratic is (omega/kappa) eta d s/(4 h), the rate 2 kappa h lambda/s.
+LEAST_B2 = 0.9  # of the second moment's average, for the mean field
 SMALL_SIGNAL_RESPONSE = {
     (0.0, 0.0): (0.7979, 1.2533),
     (0.0, 0.9): (0.948, 0.972),
@@ -128,7 +129,7 @@ def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
     """u = g/(sqrt v + eps), v the average of E g^2 so far (`advance_second_moment`): a mean field for v_hat.
 
     b1 makes the first steps noisier (`momentum_noise`) and lets the mean lag by b1/(1 - b1) steps; to first order in
-    the learning rate it changes nothing else. Valid when: b2 >= 0.9, eta h/s < 1 - b1.
+    the learning rate it changes nothing else. Valid when: b2 >= `LEAST_B2`, eta h/s < 1 - b1.
 
     >>> closure = adam_closure(b1=0.9, b2=0.999, eps=0.0)
     >>> law = GradientLaw(np.array([3.0]), 0.0, 16.0)
@@ -158,6 +159,12 @@ def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
         ),
         lag=b1 / (1 - b1),
         quadratic=QuadraticRecursion(AdamMoments.start, partial(quadratic_step, b1=b1, b2=b2, eps=eps)),
+        caveat=""
+        if b2 >= LEAST_B2
+        else (
+            f"DP-Adam with b2 = {b2:g} divides by a square root that fluctuates with every gradient, which the closure "
+            f"takes for its mean (b2 >= {LEAST_B2:g}): the loss may be off by several per cent."
+        ),
     )
 
 

@@ -35,6 +35,11 @@ class ClippedError(NamedTuple):
     square: Array
     clip_fraction: Array
 
+    def times(self, weight: float) -> "ClippedError":
+        """Where every example counts so much."""
+        push, slope, square = (weight * part for part in self[:3])
+        return self._replace(push=push, slope=slope, square=square)
+
 
 def clipped_error(mean: Array, variance: Array, bound: Array) -> ClippedError:
     """E r, E r', E r^2 and P(|e| > b) of r = clamp(e, -b, b), e ~ N(mean, variance); closed forms.

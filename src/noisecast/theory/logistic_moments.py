@@ -74,13 +74,14 @@ def logistic_expectations(mean: Array, variance: Array, labels: Array, bound: Ar
     full = _residual(z)
     with np.errstate(divide="ignore"):
         threshold = np.where(bound < 1, special.logit(1 - np.minimum(bound, 1.0)), -np.inf)
-    exact = np.sqrt(np.maximum(variance, 1e-8))
+    exact = np.sqrt(np.maximum(variance, 1e-30))
+    right = np.where((mean == 0) & (variance == 0), labels == 0, special.ndtr(side * mean / exact))  # 0 says class 0
     return LogisticExpectations(
         loss=_average(np.log1p(np.exp(-np.abs(z))) + np.maximum(-z, 0), weights),
         clip_fraction=special.ndtr((threshold - side * mean) / exact),
         full_residual=side * _average(full, weights),
         full_slope=np.maximum(_average(full, weights * nodes) / std, 0.0),
-        probability_of_right=special.ndtr(side * mean / exact),
+        probability_of_right=right,
     )
 
 

@@ -36,7 +36,7 @@ class OutputLaw:
         Softmax damps differences of logits alone, so independent fluctuations of variance v shrink at the rate of the
         centred ones: at equal probabilities p (1 - p) m/(m - 1) = p. Exact there, and for two classes. Own derivation.
         """
-        return num_outputs / (num_outputs - 1) if self.is_coupled else 1.0
+        return num_outputs / (num_outputs - 1) if self.is_coupled and num_outputs > 1 else 1.0
 
 
 def _softmax(z: Array) -> tuple[Array, Array]:

@@ -130,7 +130,11 @@ class Moments:
     def _forecast(self, scenario: Scenario, prepared: Any, record_at: Sequence[int]) -> Forecast:
         steps = sorted({step for step in record_at if step < scenario.num_steps} | {scenario.num_steps})
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a diverging forecast says so in its rows
-            return _solver_of(scenario.problem).forecast(scenario, prepared, steps, self)
+            found = _solver_of(scenario.problem).forecast(scenario, prepared, steps, self)
+        closure: Any = scenario.optimizer.theory.closure
+        if not closure.caveat:
+            return found
+        return found._replace(extrapolated=np.ones(len(steps), bool), reasons=(*found.reasons, closure.caveat))
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class Examples(NamedTuple):
 
 
 def subsample_of(data: Labelled, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places of `size` examples and of as many others, or of all and of none: the same ones for everybody.
+    """Places of `size` examples and of as many others, where there are so many: the same ones for everybody.
 
     By systematic sampling from the examples sorted by label and length, so that both are represented as among all.
     """
@@ -188,8 +188,10 @@ def subsample_of(data: Labelled, size: int) -> tuple[np.ndarray, np.ndarray]:
     key = key_for(Purpose.DATA, "moments", root=RandomRoot.from_insecure_seed(0), repeat=0)
     shuffled = np.random.default_rng(key_data(key)).permutation(n)
     order = shuffled[np.lexsort((lengths[shuffled], labels[shuffled]))]
-    both = min(2 * size, n)
-    places = np.arange(both) * n // both
+    if 2 * size > n:  # the others are what is left
+        places = np.arange(size) * n // size
+        return np.sort(order[places]), np.sort(np.delete(order, places))
+    places = np.arange(2 * size) * n // (2 * size)
     return np.sort(order[places[::2]]), np.sort(order[places[1::2]])
 
 

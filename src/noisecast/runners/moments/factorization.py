@@ -170,7 +170,8 @@ class _Field(NamedTuple):
     """What the ratings make of Gaussian rows, before the optimizer.
 
     Args:
-      errors, spread: E e and s^2; (n,) each.   clipped: of 2 w e.   squared_lengths: E|x_r|^2; (R,).
+      errors, spread: E e and s^2; (n,) each.   squared_lengths: E|x_r|^2; (R,).
+      clipped: of 2 w e, times n over the declared size.
       force, curvature: mean clipped gradient and its Jacobian's diagonal; (R, dim).
       signal_variance: a row's variance of the mean gradient from the spread of rows, a number; (R,).
       law: of the private gradient, in the original basis.
@@ -213,7 +214,8 @@ class _FactorSolve:
         self.basis = np.eye(self.shape[1])
         self.share = np.ones(len(self.pairs.labels))  # D
         self.ratings_of = self.pairs.sum_of(*2 * [np.ones(len(self.pairs.labels))])
-        of_a_batch = self.mechanism.expected_batch_size * self.ratings_of / len(self.pairs.labels)
+        self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
+        of_a_batch = self.fill * self.mechanism.expected_batch_size * self.ratings_of / len(self.pairs.labels)
         self.presence = self._spread_out(np.maximum(-np.expm1(-of_a_batch), 1e-12))
 
     def forecast(self, record_at: Sequence[int], time_steps: int) -> Forecast:
@@ -284,7 +286,7 @@ class _FactorSolve:
         errors += at.pair
         squares = at.squared_lengths
         bound = self.mechanism.l2_clip_norm / np.sqrt(squares[users] + squares[items])
-        clipped = clipped_error(slope * errors, slope**2 * share * spread, bound)
+        clipped = clipped_error(slope * errors, slope**2 * share * spread, bound).times(self.fill)
         force, curvature = _sums(self.pairs, at.mean, at.variance, clipped.push, slope * clipped.slope, share)
         second = self.pairs.sum_of(clipped.square * squares[items], clipped.square * squares[users])
         second /= len(errors) * self.shape[1]

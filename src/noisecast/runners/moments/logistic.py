@@ -67,7 +67,8 @@ def forecast(
     size = settings.subsample or SMALLEST_SUBSAMPLE
     while True:
         found = _LogisticSolve(scenario, prepared(min(size, num_examples)), settings).forecast(record_at)
-        if settings.subsample or size >= min(num_examples, LARGEST_SUBSAMPLE) or found.subsample_error <= ENOUGH:
+        lacks = found.subsample_error > ENOUGH  # not where the forecast diverges, and so the error is no number
+        if settings.subsample or size >= min(num_examples, LARGEST_SUBSAMPLE) or not lacks:
             return found
         # What a subsample adds falls as 1/size.
         size = min(LARGEST_SUBSAMPLE, math.ceil(1.5 * size * min(found.subsample_error / ENOUGH, 8.0)))
@@ -77,7 +78,8 @@ class _Field(NamedTuple):
     """What the examples make of Gaussian weights, before the optimizer.
 
     Args:
-      expectations: of every example.   mean: of the clipped gradient, in the block and the rest; (d,).
+      expectations: of every example, times n over the declared size.
+      mean: of the clipped gradient, in the block and the rest; (d,).
       block_spread, rest_spread: variance of each logit from the block and from the rest, own pushes left out; (n,).
       jacobian: J in the block.   jacobian_diag: its diagonal in the rest, beside the block's columns.
       noise_along: of the rest's noise what is along the block's columns; (p - K,).
@@ -116,7 +118,8 @@ class _LogisticSolve:
         clip = self.mechanism.l2_clip_norm
         self.bound = residual_bound(clip, self.rows)
         self.metrics = LogisticMetrics(examples, self.num_examples, clip, loss_alone=settings.loss_alone)
-        self.presence = self.rows.presence(self.mechanism.expected_batch_size)
+        self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
+        self.presence = self.rows.presence(self.fill * self.mechanism.expected_batch_size)
         self.passing: set[int] = set()  # steps to record
         self.passed: dict[int, Weights] = {}  # the weights there
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
@@ -366,6 +369,7 @@ class _LogisticSolve:
         found = clipped_expectations(
             rows.dot(at.mean), at.pushed.output_variance(block_spread + rest_spread), rows.labels, self.bound
         )
+        found = ClippedExpectations(*(self.fill * part for part in found))  # of the sum over a batch, over B
         mean = rows.mean_of(found.residual)
         held = found.slope * at.pushed.remaining_share(block_spread + rest_spread)
         jacobian = rows.block_second_moment(held)

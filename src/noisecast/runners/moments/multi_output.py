@@ -123,10 +123,12 @@ class _MultiOutputSolve:
         self.few = _few(examples.train)
         self.few_tests = None if examples.test is None else _few(examples.test)
         self.gauge = self.outputs.gauge(self.num_outputs)
-        self.presence = presence_of(self.mechanism.expected_batch_size, self.rows.block, self.rows.rest)[:, None]
+        self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
+        batch_size = self.fill * self.mechanism.expected_batch_size
+        self.presence = presence_of(batch_size, self.rows.block, self.rows.rest)[:, None]
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
-        self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
-        self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
+        of_second, of_both = (float(self.mechanism.sampler.batch_noise_variance(mean, 1.0)) for mean in (0.0, 1.0))
+        self.second_share, self.mean_share = self.fill * of_second, of_second - of_both
         self.steepest, self.direction, self.halvings = 0.0, None, 0
         self.first_loss, self.has_risen, self.is_noise_alone = math.inf, False, False
 
@@ -237,7 +239,8 @@ class _MultiOutputSolve:
         before, after = rows.rest_variance(at.variance), np.maximum(rows.rest_variance(variance), 1e-30)
         gained = rows.rest_variance(slope)
         shared = rows.rest_variance(slope * field.jacobian_diag * variance) / after
-        itself = field.expectations.slope * gained * (self.gauge * rows.across / self.examples.num_all)[:, None]
+        pulled = self.fill * self.gauge * rows.across / self.examples.num_all
+        itself = field.expectations.slope * gained * pulled[:, None]
         push = {"noise": rows.rest_variance(noise), "learning_rate": self.learning_rate, "num_steps": num_steps}
         alone = advance_variance(at.own * before, jacobian=shared + itself, gain=1.0, **push)
         without = advance_variance(before, jacobian=shared, gain=1.0, **push)
@@ -269,12 +272,12 @@ class _MultiOutputSolve:
 
     def _curve(self, field: _Field, weights: np.ndarray) -> np.ndarray:
         """J W; (d, m)."""
-        return self.rows.mean_of(field.expectations.curve(self.rows.dot(weights)))
+        return self.fill * self.rows.mean_of(field.expectations.curve(self.rows.dot(weights)))
 
     def _field(self, at: _Weights) -> _Field:
         found = self._expectations(self.rows, at, at.own)
-        mean = self.rows.mean_of(found.residual)
-        slope = self.gauge * found.slope
+        mean = self.fill * self.rows.mean_of(found.residual)
+        slope = self.fill * self.gauge * found.slope
         jacobian = self.rows.block_second_moment(slope)
         jacobian_diag = self.rows.rest_second_moment(slope)
         split, privacy = self.split, self.mechanism.mean_noise_std**2
@@ -348,6 +351,8 @@ class _MultiOutputSolve:
         """
         rng = np.random.default_rng(20_240_818)  # points of a quadrature: nothing private is drawn
         parts = {"": self.few} if self.few_tests is None else {"": self.few, "test_": self.few_tests}
+        if not at.is_finite:
+            return dict.fromkeys(["gradient_norm", *(f"{name}loss_std" for name in parts)], math.nan)
         losses: dict[str, list[float]] = {name: [] for name in parts}
         norms, scale = [], self.outputs.scale(self.num_outputs)
         num_pairs = int(np.clip(NUMBERS_IN_SAMPLES // at.mean.size, 4, 64))
@@ -385,10 +390,12 @@ class _MultiOutputSolve:
         memory = self.closure.memory(at.memory, field.law, step, 1)
         root = np.sqrt(self.closure.response(field.law, memory)[1])
         first = self.direction is None
+        if first:  # anything that is not an eigenvector of 0; the gradient may be 0
+            start = np.random.default_rng(0).standard_normal(field.mean.shape)
+            start += 10 * field.mean / max(float(np.sqrt(np.mean(field.mean**2))), 1e-300)
+            self.direction = start / np.linalg.norm(start)
         curvature, self.direction = power_iteration(
-            lambda v: root * self._curve(field, root * v),
-            field.mean / np.linalg.norm(field.mean) if first else self.direction,
-            4 if first else 1,
+            lambda v: root * self._curve(field, root * v), self.direction, 4 if first else 1
         )
         self.steepest = max(self.steepest, self.learning_rate * curvature)
         return self.has_risen or self.steepest > LARGEST_STEP

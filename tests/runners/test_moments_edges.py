@@ -1,0 +1,111 @@
+"""Forecasts at the edges of what can be asked: no traceback, no number that a row calls ok and is not."""
+
+import numpy as np
+import pytest
+
+from noisecast import (
+    DPSGD,
+    DPAdam,
+    DPSignSGD,
+    Poisson,
+    SampledGaussian,
+    Scenario,
+    Stream,
+    answer,
+    linear_model,
+    quadratic,
+)
+from noisecast.problems.datasets import Dataset, Ratings
+from noisecast.problems.matrix_factorization import matrix_factorization
+from noisecast.runners import Training
+from noisecast.runners.moments import Moments, logistic
+from noisecast.runners.moments.examples import subsample_of
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(120, 4)).astype(np.float32)
+
+
+def model(num_classes: int, rows=ROWS, labels=None):
+    labels = np.arange(len(rows)) % num_classes if labels is None else labels
+    return linear_model(Dataset("toy", rows, labels, tuple("abc"[:num_classes])))
+
+
+def asked(problem, optimizer, num_steps=40, *, noise_multiplier=1.0, l2_clip_norm=1.0, sampler=None) -> Scenario:
+    sampler = sampler or Poisson.for_batch_size(16, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=noise_multiplier, l2_clip_norm=l2_clip_norm, sampler=sampler)
+    return Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=num_steps)
+
+
+@pytest.mark.parametrize("kind", [DPSGD, DPAdam, DPSignSGD])
+@pytest.mark.parametrize("learning_rate", [1e15, 1e20, 1e25, 1e80, 1e200])
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_runs_that_leave_every_bound_are_diverged_rows(num_classes, learning_rate, kind, monkeypatch):
+    monkeypatch.setattr(logistic, "SMALLEST_SUBSAMPLE", 50)  # with more examples than are looked at first
+    scenario = asked(model(num_classes), kind(learning_rate=learning_rate))
+    table = answer([scenario], runners=[Moments()], record_at=[10, 40])
+    assert not (table[(table["metric"] == "loss") & (table["step"] > 0)]["status"] == "ok").any()
+
+
+@pytest.mark.parametrize("case", [{"degrees_of_freedom": 1.0}, {"l2_clip_norm": 1e18, "noise_multiplier": 1e-9}])
+def test_quadratics_that_leave_every_bound_too(case):
+    problem = quadratic(np.ones(3), 1.0, example_noise_std=0.1, **{k: v for k, v in case.items() if k[0] == "d"})
+    settings = {k: v for k, v in case.items() if k[0] != "d"}
+    scenario = asked(problem, DPSGD(learning_rate=1e80), 10, sampler=Stream(4), **settings)
+    assert not np.isfinite(Moments().forecast(scenario, [10]).metrics["loss"][-1])
+
+
+def test_a_single_class_is_nothing_to_learn():
+    assert Moments().forecast(asked(model(1), DPSGD(learning_rate=0.5)), [40]).metrics["loss"][-1] == pytest.approx(
+        0, abs=0.01
+    )
+
+
+def test_an_empty_test_set_is_refused():
+    data = Dataset("toy", ROWS, np.arange(120) % 2, ("a", "b"))
+    with pytest.raises(ValueError, match="Expected one row or more, got none"):
+        linear_model(data, data.rows([]))
+    ratings = Ratings(np.array([0]), np.array([0]), np.array([3]), num_users=1, num_items=1)
+    none = Ratings(np.array([], int), np.array([], int), np.array([], int), num_users=1, num_items=1)
+    with pytest.raises(ValueError, match="to test on, got none"):
+        matrix_factorization(ratings, none, dim=2, public_init_seed=0)
+
+
+@pytest.mark.parametrize("size", [1, 30, 59, 60, 61, 119, 120, 500])
+def test_as_many_examples_are_used_as_asked(size):
+    chosen, others = subsample_of(model(2).train, size)
+    assert len(chosen) == min(size, 120) and len(others) == min(size, 120 - len(chosen))
+    assert not set(chosen) & set(others) and len(set(chosen)) == len(chosen)
+
+
+@pytest.mark.parametrize("learning_rate", [1e-5, 1.0])
+def test_accuracy_before_and_just_after_the_start_is_as_trained(learning_rate):
+    """Logits of 0 say the first class; those of 1e-5 a class, too, and no coin."""
+    labels = (ROWS[:, 0] + 0.5 > 0).astype(int)
+    scenario = asked(
+        model(2, labels=labels),
+        DPSGD(learning_rate=learning_rate),
+        3,
+        noise_multiplier=1e-3,
+        sampler=Poisson(1.0, 120),
+    )
+    table = answer([scenario], runners=[Training(), Moments()], insecure_seeds=range(5), record_at=[0, 3])
+    found = table[table["metric"] == "accuracy"].groupby(["runner", "step"])["value"].mean()
+    assert found["moments", 0] == pytest.approx(found["training", 0], abs=1e-6) and found["moments", 0] < 0.4
+    assert found["moments", 3] == pytest.approx(found["training", 3], abs=0.02)
+
+
+@pytest.mark.parametrize("b2, is_off", [(0.5, True), (0.9, False)])
+def test_a_short_memory_of_dp_adam_is_said(b2, is_off):
+    found = Moments().forecast(asked(model(2), DPAdam(learning_rate=0.01, b1=0.0, b2=b2)), [20, 40])
+    assert found.extrapolated.all() == is_off
+    assert any("b2" in reason for reason in found.reasons) == is_off
+
+
+def test_overshooting_is_seen_where_the_first_gradient_is_zero():
+    """Balanced XOR: the mean gradient at the start is 0, and is no direction to look for curvature along."""
+    rows = np.array([[1, 1], [-1, -1], [1, -1], [-1, 1]] * 30, np.float32)
+    labels = np.array([0, 0, 1, 1] * 30)
+    both = np.concatenate([labels, [2]])
+    problem = model(3, np.vstack([rows, [[0, 0]]]).astype(np.float32), both)
+    found = Moments().forecast(asked(problem, DPSGD(learning_rate=40.0), 30, noise_multiplier=1e-3), [30])
+    assert any("steps overshoot" in reason for reason in found.reasons)
