@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, answer, linear_model
+from noisecast import (
+    DPSGD,
+    DPAdam,
+    DPSignSGD,
+    Poisson,
+    SampledGaussian,
+    Scenario,
+    answer,
+    forecast_crossing,
+    linear_model,
+)
 from noisecast.problems.datasets import Dataset, Ratings, label_sets
 from noisecast.problems.matrix_factorization import matrix_factorization
 from noisecast.runners import ClosedForm, Sde, Training
@@ -102,3 +112,14 @@ def test_other_runners_know_it_too(runner):
         losses.append(table[(table["metric"] == "loss") & (table["step"] == 60)]["value"].mean())
     found, right, wrong = losses
     assert abs(found - right) < 0.2 * abs(wrong - right)
+
+
+@pytest.mark.parametrize("size", [N // 2, N, DECLARED])
+def test_the_theorem_of_a_crossing_knows_clipping_from_a_declared_size(size):
+    """Far from clipping: its form is the one for examples that are not clipped, whatever size is declared."""
+    mechanism = replace(declared(logistic(), SGD, size).mechanism, l2_clip_norm=50.0)
+    pair = (SGD, DPSignSGD(learning_rate=0.02))
+    found = forecast_crossing(
+        logistic(), mechanism, pair, num_steps=60, noise_multipliers=(0.2, 20.0), target_delta=1e-5, num_scanned=4
+    )
+    assert "100% of the gradient" in found.theorem.form and "not clipped" in found.theorem.form

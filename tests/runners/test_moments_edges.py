@@ -15,7 +15,7 @@ from noisecast import (
     linear_model,
     quadratic,
 )
-from noisecast.problems.datasets import Dataset, Ratings
+from noisecast.problems.datasets import Dataset, Ratings, label_sets
 from noisecast.problems.matrix_factorization import matrix_factorization
 from noisecast.runners import Training
 from noisecast.runners.moments import Moments, logistic
@@ -92,6 +92,29 @@ def test_accuracy_before_and_just_after_the_start_is_as_trained(learning_rate):
     found = table[table["metric"] == "accuracy"].groupby(["runner", "step"])["value"].mean()
     assert found["moments", 0] == pytest.approx(found["training", 0], abs=1e-6) and found["moments", 0] < 0.4
     assert found["moments", 3] == pytest.approx(found["training", 3], abs=0.02)
+
+
+def test_the_first_of_equal_logits_is_said():
+    """Softmax before the first step: the first class, for everybody; of label sets: none."""
+    labels = np.arange(120) % 3 * (np.arange(120) % 2)
+    sets = linear_model(Dataset("toy", ROWS, label_sets([[0, 2][: k % 3] for k in range(120)]), tuple("abc")))
+    for problem, metric in ((model(3, labels=labels), "accuracy"), (sets, "micro_f1")):
+        scenario = asked(problem, DPSGD(learning_rate=1e-4), 2, noise_multiplier=1e-3, sampler=Poisson(1.0, 120))
+        table = answer([scenario], runners=[Training(), Moments()], insecure_seeds=range(5), record_at=[0, 2])
+        found = table[table["metric"] == metric].groupby(["runner", "step"])["value"].mean()
+        assert found["moments", 0] == pytest.approx(found["training", 0], abs=1e-6)
+        assert found["moments", 2] == pytest.approx(found["training", 2], abs=0.03)
+
+
+@pytest.mark.parametrize("kind", [DPSGD, DPAdam, DPSignSGD])
+@pytest.mark.parametrize("learning_rate", [1e10, 1e20, 1e100])
+def test_a_factorisation_that_explodes_is_answered_soon(kind, learning_rate):
+    """The stages of a time step grow as the root of its stiffness: followed so, 1e20 would never return."""
+    rng = np.random.default_rng(1)
+    ratings = Ratings(rng.integers(0, 20, 400), rng.integers(0, 30, 400), rng.integers(1, 6, 400), 20, 30)
+    problem = matrix_factorization(ratings, dim=16, public_init_seed=0)
+    found = Moments().forecast(asked(problem, kind(learning_rate=learning_rate)), [40])
+    assert found.extrapolated.all() and any("leaves every bound" in reason for reason in found.reasons)
 
 
 @pytest.mark.parametrize("b2, is_off", [(0.5, True), (0.9, False)])

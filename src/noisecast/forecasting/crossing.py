@@ -255,8 +255,9 @@ def _theorem(pair: Sequence[Scenario]) -> Theorem | str:
 
 
 def _share_that_clipping_leaves(scenario: Scenario) -> float:
-    problem = scenario.problem
-    return float(problem.shrink_factor(problem.initial_params(), problem.prepare_moments(scenario.mechanism)))
+    problem, mechanism = scenario.problem, scenario.mechanism
+    left = float(problem.shrink_factor(problem.initial_params(), problem.prepare_moments(mechanism)))
+    return left / mechanism.sampler.batch_fill(problem.num_examples)
 
 
 def _example_noise_std(scenario: Scenario) -> float:

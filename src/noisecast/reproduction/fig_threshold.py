@@ -63,7 +63,7 @@ class Plan:
 # Fewer epochs and more seeds than elsewhere: how long a run is hardly moves a crossing, chance does.
 PLANS: dict[Scale, tuple[Plan, ...]] = {
     "quick": (
-        Plan(replace(IMDB_QUICK, num_seeds=12), (1, 2, 3, 4), moves=True),
+        Plan(replace(IMDB_QUICK, num_seeds=24), (1, 2, 3, 4), moves=True),
         Plan(FORUM_QUICK, (), moves=True),
         Plan(replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5), (0.15, 0.35, 0.55, 0.95), moves=True),
     ),

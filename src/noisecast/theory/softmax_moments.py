@@ -198,18 +198,19 @@ def probability_of_likeliest(mean: Array, variance: Array, labels: Array, nodes:
 
     >>> probability_of_likeliest(np.array([[1.0, 0.0]]), np.array([[1.0, 0.0]]), np.array([0]), Nodes(1, 2)).round(4)
     array([0.8413])
-    >>> probability_of_likeliest(np.zeros((1, 5)), np.zeros((1, 5)), np.array([0]), Nodes(1, 5, 4096)).round(2)
+    >>> probability_of_likeliest(np.zeros((1, 5)), np.ones((1, 5)), np.array([0]), Nodes(1, 5, 4096)).round(2)
     array([0.2])
     """
     found = np.empty(len(mean))
-    std = np.sqrt(np.maximum(variance, 1e-12))  # some spread: equal logits are a lottery among the outputs
+    std = np.sqrt(np.maximum(variance, 1e-30))
     for chunk, points in nodes:
         rows = np.arange(chunk.stop - chunk.start)
         z = mean[chunk, None, :] + std[chunk, None, :] * points
         z[rows, :, labels[chunk]] = -math.inf
         own, spread = mean[chunk][rows, labels[chunk]], std[chunk][rows, labels[chunk]]
         found[chunk] = special.ndtr((own[:, None] - z.max(axis=2)) / spread[:, None]).mean(axis=1)
-    return found
+    certain = (variance == 0).all(axis=1)  # of equal logits the first is said, as at the start
+    return np.where(certain, mean.argmax(axis=1) == labels, found)
 
 
 def expected_labels_in_top(mean: Array, variance: Array, targets: Array, nodes: Nodes, *, top: int) -> Array:

@@ -28,6 +28,7 @@ from noisecast.theory.factorization_moments import (
 
 LARGEST_STEP = 2.0  # eta times the largest curvature met on the way: there steps start to explode
 LARGEST_LATTICE_STEP = 1.0  # the same where directions are not linear in gradients: there their lattice or lag shows
+HOPELESS = 100.0  # the same: what explodes so is not followed, in however many stages
 LARGEST_GROWTH = 3.0  # of the sum of squares within one step of ours
 MOST_HALVINGS = 40
 FEWEST_DIMS = 16  # of a row: the errors of fewer are no Gaussians
@@ -264,6 +265,8 @@ class _FactorSolve:
         noise_share = self.closure.noise_share(step, num_steps)
         before = self._rates(at, field, halfway, noise_share)
         self.steepest = max(self.steepest, before.steepest)
+        if not before.steepest <= HOPELESS:
+            return _Rows.of(np.full_like(at.flat, np.nan), self.shape), self.memory, self.share
         kept = {"noise": before.fresh_spread, "damping": before.damping}
         spread = field.spread + before.fresh_spread * num_steps / 4  # on average until half-way
         share = remaining_share(self.share, spread=spread, num_steps=num_steps / 2, **kept)

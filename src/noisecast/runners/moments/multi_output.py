@@ -335,7 +335,8 @@ class _MultiOutputSolve:
         mean, variance = self._logits(rows, at, own)
         if self.outputs.is_coupled:
             return {"accuracy": probability_of_likeliest(mean, variance, rows.labels, rows.nodes).mean()}
-        positive = special.ndtr(mean / np.sqrt(np.maximum(variance, 1e-12)))
+        positive = special.ndtr(mean / np.sqrt(np.maximum(variance, 1e-30)))
+        positive[(mean == 0) & (variance == 0)] = 0.0  # a logit of 0 is no guess
         labels, guesses = rows.targets.sum(), positive.sum()
         in_top = expected_labels_in_top(mean, variance, rows.targets, rows.nodes, top=5).sum()
         return {
