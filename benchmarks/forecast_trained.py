@@ -97,6 +97,7 @@ def _named(like: Scenario) -> tuple[Scenario, float, float]:
 
 def _trained(scenarios: Sequence[Scenario], store: Path, num_seeds: int) -> pd.DataFrame:
     question = Question(scenarios=tuple(scenarios), runners=(Training(),), num_seeds=num_seeds, record_at=())
+    store.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     rows = run_sweep((question,), store)
     console.print(f"{store}: {len(scenarios)} settings x {num_seeds} seeds, {time.monotonic() - began:.0f} s")
