@@ -104,7 +104,7 @@ def test_the_forecast_is_as_trained(optimizer):
 
 @pytest.mark.parametrize("runner", [Sde(), ClosedForm()], ids=lambda runner: runner.name)
 def test_other_runners_know_it_too(runner):
-    """Not to the digit: the closed form's own curvature is that of a rate, the SDE's one of a step."""
+    """Five times as near to the run that declares its size as one that takes every batch for full, at least."""
     problem = logistic()
     losses = []
     for optimizer, size in ((SGD, DECLARED), (slower(SGD, N / DECLARED), N), (SGD, N)):

@@ -82,7 +82,9 @@ class Sampler(Protocol):
         ...
 
 
-class _Neighbours:
+class _Usual:
+    """What a sampler answers that has no answer of its own."""
+
     def batch_fill(self, num_examples: float | None) -> float:
         return 1.0
 
@@ -91,7 +93,7 @@ class _Neighbours:
 
 
 @dataclass(frozen=True)
-class Poisson(_Neighbours):
+class Poisson(_Usual):
     """Every record enters every batch independently with probability q.
 
     q is the primitive; the batch size K ~ Binomial(n, q) is random and private, so sums are divided by the public
@@ -187,7 +189,7 @@ class Poisson(_Neighbours):
 
 
 @dataclass(frozen=True)
-class _DeclaredSizes(_Neighbours):
+class _DeclaredSizes(_Usual):
     """batch_size records of a data set whose size num_examples is public, as replace-one adjacency has it."""
 
     batch_size: int
@@ -336,7 +338,7 @@ class Shuffled(_DeclaredSizes):
 
 
 @dataclass(frozen=True)
-class Stream(_Neighbours):
+class Stream(_Usual):
     """Every step sees batch_size fresh examples of a population, so that no record is ever used twice.
 
     One record meets one Gaussian mechanism, whatever the number of steps. Under add/remove in the zero-out sense.

@@ -148,7 +148,7 @@ class Examples(NamedTuple):
 
     Args:
       train, test: what it computes with.
-      held_out: as many other examples, which measure what a subsample adds; None without one.
+      held_out: other examples, at most as many, which measure what a subsample adds; None without one.
       left_out: share of the examples that `train` does not hold.
     """
 
@@ -159,7 +159,7 @@ class Examples(NamedTuple):
 
     @classmethod
     def of(cls, problem: LinearModel, num_full: int, size: int) -> "Examples":
-        """`size` of the examples, and as many others beside them; the num_full features of most energy in the block."""
+        """`size` of the examples, and others beside them; the num_full features of most energy in the block."""
         chosen, others = subsample_of(problem.train, size)
         features = matrix_of(problem.train, chosen)
         energy = scipy.sparse.csr_array(features).power(2).sum(axis=0)

@@ -90,7 +90,7 @@ class OutputExamples(NamedTuple):
 
     Args:
       train, test: rows.   law: of the outputs.   num_all: of the training examples, those left out included.
-      held_out: as many other examples, which measure what a subsample adds; None without one.
+      held_out: other examples, at most as many, which measure what a subsample adds; None without one.
     """
 
     train: OutputRows
