@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from noisecast.compiled import aligned, aligned_zeros
 from noisecast.engines import _factor_kernels, _kernels
 from noisecast.engines.dense import check_horizon
 from noisecast.engines.keys import batch_key, noise_key
@@ -156,11 +157,11 @@ class _Block:
         self._batch_key = batch_key(first, root=root, repeat=repeat)
         self._lanes = _lanes(scenarios, form.columns, root, repeat)
         start = np.asarray(first.problem.initial_params(), np.float32).reshape(-1, form.columns)
-        weights = np.tile(start, len(scenarios))
+        weights = aligned(np.tile(start, len(scenarios)))
         rows, lanes = weights.shape
         self._kernels = _OPTIMIZERS[type(first.optimizer)]
         self._weights = _LazyWeights(weights, np.zeros(rows, np.int32), self._kernels.flush)
-        self._memory = [np.zeros((rows, lanes), np.float32) for _ in range(self._kernels.num_moments)]
+        self._memory = [aligned_zeros((rows, lanes)) for _ in range(self._kernels.num_moments)]
         self._cipher = _cipher_states(scenarios, self._lanes, root, repeat)
         self._scratch = _scratch(rows, lanes, int(first.mechanism.expected_batch_size) + 64, self._cipher)
 
@@ -174,7 +175,7 @@ class _Block:
         """With the learning rates of that step."""
         changed = np.float32(self._schedule.at(step))
         rates = ("learning_rate", "step_size", "step_noise")
-        return self._lanes._replace(**{name: getattr(self._lanes, name) * changed for name in rates})
+        return self._lanes._replace(**{name: aligned(getattr(self._lanes, name) * changed) for name in rates})
 
     def _advance(self, step: int, to_step: int, lanes: _kernels.Lanes) -> None:
         sampler: Any = self._mechanism.sampler
@@ -334,7 +335,7 @@ def _in_whole_vectors(scenarios: Sequence[Scenario], columns: int) -> Sequence[S
 
 def _lanes(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repeat: int) -> _kernels.Lanes:
     def each(values) -> np.ndarray:
-        return np.repeat(np.asarray(list(values), np.float32), columns)
+        return aligned(np.repeat(np.asarray(list(values), np.float32), columns))
 
     keys = np.stack([key_words(noise_key(scenario, root=root, repeat=repeat)) for scenario in scenarios])
     return _kernels.Lanes(
@@ -344,9 +345,9 @@ def _lanes(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repeat
         learning_rate=each(s.optimizer.learning_rate for s in scenarios),
         step_size=each(s.optimizer.learning_rate / s.mechanism.expected_batch_size for s in scenarios),
         step_noise=each(s.optimizer.learning_rate * s.mechanism.mean_noise_std for s in scenarios),
-        **{f"key_{i}": np.repeat(keys[:, i], columns) for i in range(4)},
+        **{f"key_{i}": aligned(np.repeat(keys[:, i], columns)) for i in range(4)},
         # A column of a run, not a place in the group: a run's noise must not depend on its neighbours.
-        lane=np.tile(np.arange(columns, dtype=np.uint32), len(scenarios)),
+        lane=aligned(np.tile(np.arange(columns, dtype=np.uint32), len(scenarios))),
     )
 
 
@@ -364,22 +365,22 @@ def _cipher_states(
 
 def _scratch(rows: int, lanes: int, width: int, cipher: np.ndarray | None = None) -> _kernels.Scratch:
     tile = _kernels.TILE if lanes >= _kernels.VECTOR else _kernels.TILE_OF_FEW_LANES
-    states = np.zeros((16, 0), np.uint32) if cipher is None else np.tile(cipher, tile // WORDS)
+    states = np.zeros((16, 0), np.uint32) if cipher is None else aligned(np.tile(cipher, tile // WORDS))
     return _kernels.Scratch(
         stamp=np.zeros(rows, np.int32),
         slot=np.arange(rows, dtype=np.uint32),
         touched=np.zeros(rows + 1, np.uint32),
         due=np.zeros(rows + 1, np.uint32),
         skipped=np.zeros(rows + 1, np.int32),
-        coefficients=np.zeros((max(width, 1), lanes), np.float32),
-        gradient=np.zeros((rows, lanes), np.float32),
-        normals=np.zeros((tile, lanes), np.float32),
-        words=np.zeros((tile, lanes), np.uint32),
-        normal_column=np.zeros(8 * _kernels.BLOCKS, np.float32),
-        word_column=np.zeros(8 * _kernels.BLOCKS, np.uint32),
+        coefficients=aligned_zeros((max(width, 1), lanes)),
+        gradient=aligned_zeros((rows, lanes)),
+        normals=aligned_zeros((tile, lanes)),
+        words=aligned_zeros((tile, lanes), np.uint32),
+        normal_column=aligned_zeros(8 * _kernels.BLOCKS),
+        word_column=aligned_zeros(8 * _kernels.BLOCKS, np.uint32),
         every_row=np.arange(rows, dtype=np.uint32),
         cipher_start=states,
-        cipher_words=np.zeros_like(states),
+        cipher_words=aligned_zeros(states.shape, np.uint32),
     )
 
 

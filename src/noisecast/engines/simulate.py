@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from noisecast.compiled import aligned, aligned_zeros
 from noisecast.engines import _simulate_kernels as kernels
 from noisecast.engines import dense
 from noisecast.engines.keys import example_key, noise_key
@@ -61,8 +62,8 @@ class _Blocks:
         for begin in range(0, len(runs), width):
             chosen = runs[begin : begin + width]
             lanes = chosen + chosen[-1:] * (-len(chosen) % VECTOR)  # whole vectors: the last run is repeated
-            params = np.repeat(start[:, None], len(lanes), axis=1)
-            arrays = [params, *(np.zeros_like(params) for _ in range(memories))]
+            params = aligned(np.repeat(start[:, None], len(lanes), axis=1))
+            arrays = [params, *(aligned_zeros(params.shape, params.dtype) for _ in range(memories))]
             self._blocks.append(_Block(arrays, len(chosen), block(lanes)))
 
     def advance(self, to_step: int) -> None:
@@ -232,14 +233,14 @@ def _lanes(scenarios: Sequence[Scenario], runs: np.ndarray, example_keys: list, 
     """What the kernels read of each run's scenario; `runs` are numbers of scenarios."""
 
     def each(values) -> np.ndarray:
-        return np.array(list(values), np.float32)[runs]
+        return aligned(np.array(list(values), np.float32)[runs])
 
     return kernels.Lanes(
         learning_rate=each(s.optimizer.learning_rate for s in scenarios),
         clip=each(s.mechanism.l2_clip_norm for s in scenarios),
         noise_std=each(s.mechanism.noise_std for s in scenarios),
-        example_key=np.ascontiguousarray(np.stack(example_keys, axis=1)),
-        noise_key=np.ascontiguousarray(np.stack(noise_keys, axis=1)),
+        example_key=aligned(np.stack(example_keys, axis=1)),
+        noise_key=aligned(np.stack(noise_keys, axis=1)),
     )
 
 
@@ -253,7 +254,7 @@ def _columns(tables: Sequence[Any]) -> np.ndarray:
 
 def _scratch(lanes: int, num_params: int, columns: int) -> kernels.Scratch:
     def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-        return np.zeros((*shape, lanes), dtype)
+        return aligned_zeros((*shape, lanes), dtype)
 
     return kernels.Scratch(
         normals=zeros(kernels.TILE), gradient=zeros(num_params), others=zeros(num_params), scale=zeros(),
