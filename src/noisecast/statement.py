@@ -12,7 +12,7 @@ NOT_COVERED = (
 )
 
 
-FAST_NOISE = "Threefry and Philox, fast and not ciphers; float32 numbers"
+FAST_NOISE = "fast generators, AES or Threefry for noise and Philox for batches, not hardened; float32 numbers"
 SECURE_NOISE = "the cipher ChaCha20; float32 numbers"
 
 

@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from noisecast.privacy import counter_noise
+from noisecast.privacy.aes_noise import AES, round_keys, words_of_key
 from noisecast.privacy.counter_noise import (
     COIN,
     FLUSH_NOISE,
@@ -26,6 +27,7 @@ from noisecast.privacy.counter_noise import (
 
 KEY = np.array([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], np.uint32)
 MOST = 5.5  # standard errors
+needs_aes = pytest.mark.skipif(not AES, reason="this processor has no AES instructions")
 COUNTER_WORDS = ("lane", "index", "step", "purpose")
 
 
@@ -186,10 +188,25 @@ def test_exponential_cdf_and_logarithm_have_the_errors_they_state():
     assert (probabilities[x < -15] < 4e-7).all() and (probabilities[x > 15] > 1 - 4e-7).all()
 
 
-@pytest.fixture(scope="module")
-def normals() -> np.ndarray:
+def aes_words_of(counters) -> np.ndarray:
+    """As `words_of`, from AES."""
+    counters = np.ascontiguousarray(counters, np.uint32)
+    out = np.empty(counters.size, np.uint32)
+    _aes_words(counters.reshape(-1), round_keys([KEY.tobytes()]), out)
+    return out.reshape(counters.shape)
+
+
+@numba.njit
+def _aes_words(counters, keys, out):
+    none = np.uint32(0)
+    words_of_key(out, counters, len(out) // 16, keys, 0, none, none, none, none)
+
+
+@pytest.fixture(scope="module", params=["threefry", pytest.param("aes", marks=needs_aes)])
+def normals(request) -> np.ndarray:
     """(lanes, indices, steps, purposes, 4) = 6.3 million."""
-    return normals_of(words_of(counters(lanes=32, indices=256, steps=64, purposes=3)))
+    at = counters(lanes=32, indices=256, steps=64, purposes=3)
+    return normals_of(words_of(at) if request.param == "threefry" else aes_words_of(at))
 
 
 @pytest.mark.parametrize("order, expected, std", [(1, 0, 1), (2, 1, 2**0.5), (3, 0, 15**0.5), (4, 3, 96**0.5)])

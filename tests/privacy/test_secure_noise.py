@@ -20,7 +20,7 @@ from noisecast import (
     engines,
     linear_model,
 )
-from noisecast.engines import _kernels
+from noisecast.engines._noise_kernels import TILE_OF_FEW_LANES
 from noisecast.engines.dense import DenseRun
 from noisecast.engines.keys import noise_key
 from noisecast.engines.row_sparse import RowSparseRun
@@ -173,11 +173,10 @@ def test_the_fast_generator_is_not_touched(monkeypatch):
     scenario = question(DPSGD(learning_rate=1.0), num_features=200)
     run = RowSparseRun([scenario], repeats=[0], root=ROOT)
     block = run._blocks[0]
-    assert block._scratch.cipher_start.shape == (16, _kernels.TILE_OF_FEW_LANES // 16)
+    assert block._scratch.cipher_start.shape == (16, TILE_OF_FEW_LANES // 16)
     words = key_words(noise_key(scenario, root=ROOT, repeat=0))
     assert np.array_equal(block._scratch.cipher_start[4:12, 0], words)
-    blank = block._lanes._replace(**{f"key_{i}": np.zeros(1, np.uint32) for i in range(4)})
-    block._lanes = blank
+    block._lanes = block._lanes._replace(keys=np.zeros_like(block._lanes.keys))
     run.advance(30)
     plain = RowSparseRun([scenario], repeats=[0], root=ROOT)
     plain.advance(30)

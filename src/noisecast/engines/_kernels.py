@@ -19,31 +19,16 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numba import types
 from numba.extending import overload
 
 from noisecast.compiled import FAST, INLINE, INSIDE, prefetch, wide_vectors
-from noisecast.privacy import secure_noise
-from noisecast.privacy.counter_noise import (
-    COIN,
-    FLUSH_NOISE,
-    MORE_BITS,
-    STEP_NOISE,
-    exponential,
-    normal_cdf,
-    normal_pair,
-    threefry,
-    threefry_twice,
-)
+from noisecast.engines._noise_kernels import normal_tile, word_block, word_blocks_of_one, word_tile
+from noisecast.privacy.counter_noise import COIN, FLUSH_NOISE, MORE_BITS, STEP_NOISE, exponential, normal_cdf
 
 f32, u32 = np.float32, np.uint32
 
 # Sums in whatever order, so that they run along vectors.
 ANY_ORDER: Any = INSIDE | {"fastmath": {*FAST["fastmath"], "reassoc"}}
-VECTOR = 16  # lanes of 32 bits that fill one
-# Rows whose noise is drawn at once: it stays in the first-level cache, and the loop along it is long enough.
-TILE, TILE_OF_FEW_LANES = 128, 1024
-BLOCKS = 16  # of counters that lie side by side: four words each make the noise of 64 rows, what a tile is made of
 LINE = 16  # numbers of 32 bits in a line of the cache
 NEAR_TIE = f32(1e-6)  # float32 cannot decide a coin that lands this near its threshold
 LOGISTIC, SOFTMAX, MULTI_LABEL = 0, 1, 2  # values of Examples.likelihood
@@ -73,11 +58,8 @@ class Lanes(NamedTuple):
     learning_rate: np.ndarray  # eta
     step_size: np.ndarray  # eta / B
     step_noise: np.ndarray  # eta z C / B
-    key_0: np.ndarray
-    key_1: np.ndarray
-    key_2: np.ndarray
-    key_3: np.ndarray
     lane: np.ndarray
+    keys: np.ndarray  # (11, 4 lanes) round keys of AES, or (4, lanes) words of Threefry's key
 
 
 class Scratch(NamedTuple):
@@ -92,8 +74,12 @@ class Scratch(NamedTuple):
     gradient: np.ndarray  # (rows, lanes) clipped sums of the touched rows, by number
     normals: np.ndarray  # (tile, lanes) float32
     words: np.ndarray  # (tile, lanes) uint32
-    normal_column: np.ndarray  # (64,) float32, of a lane that fills no vector
-    word_column: np.ndarray  # (64,) uint32
+    column: np.ndarray  # (tile,) uint32, of a lane that fills no vector
+    block: np.ndarray  # (16, lanes) uint32, what one call of a cipher makes
+    blocks: np.ndarray  # (4 * tile,) uint32, of one lane
+    counters: np.ndarray  # (4 * lanes,) uint32, AES': lane, 0, 0, 0
+    ramp: np.ndarray  # (tile,) uint32, AES': 0, i, 0, 0
+    numbered: np.ndarray  # (4 * tile,) uint32, AES': 0, a row's number, 0, 0
     every_row: np.ndarray  # (rows,) 0, 1, 2, ...
     cipher_start: np.ndarray  # (16, tile / 16 * lanes) states of the cipher, or none: (16, 0) for the fast generator
     cipher_words: np.ndarray  # (16, tile / 16 * lanes)
@@ -280,122 +266,6 @@ def _add_outer(target, at, first, examples, batch, coefficients):
                 target[to, lane] += value * coefficients[b, lane]
 
 
-@numba.njit(**INSIDE)
-def _encipher(block, blocks, step, purpose, scratch):
-    """scratch.cipher_words[w, b * lanes + lane]: word w of each lane's block number block + b, b < blocks."""
-    start, width = scratch.cipher_start, scratch.words.shape[1]
-    for b in range(blocks):
-        for i in range(b * width, (b + 1) * width):
-            start[12, i], start[14, i], start[15, i] = u32(block + b), step, purpose
-    secure_noise.chacha20(start, scratch.cipher_words, blocks * width)
-
-
-@numba.njit(**INSIDE)
-def _secure_word_tile(first, count, step, purpose, scratch):
-    """`_word_tile` from the cipher: row 16 b + w has word w of block b."""
-    width, blocks = scratch.words.shape[1], (count + secure_noise.WORDS - 1) // secure_noise.WORDS
-    _encipher(first // secure_noise.WORDS, blocks, step, purpose, scratch)
-    for row in range(blocks * secure_noise.WORDS):
-        b, w = row // secure_noise.WORDS, row % secure_noise.WORDS
-        out, found = scratch.words[row], scratch.cipher_words[w, b * width : (b + 1) * width]
-        for lane in range(width):
-            out[lane] = found[lane]
-
-
-@numba.njit(**INSIDE)
-def _secure_normal_tile(first, count, step, purpose, scratch):
-    _secure_word_tile(first, count, step, purpose, scratch)
-    for row in range(0, count, 2):
-        one, two = scratch.words[row], scratch.words[row + 1]
-        out_one, out_two = scratch.normals[row], scratch.normals[row + 1]
-        for lane in range(len(one)):
-            out_one[lane], out_two[lane] = normal_pair(one[lane], two[lane])
-
-
-def _as_noise(out, a, b) -> Any:
-    """Two words as `out` holds them: words themselves, or the two normals that they make."""
-
-
-@overload(_as_noise, jit_options=INLINE)
-def _(out, a, b):
-    if out.dtype == types.float32:
-        return lambda out, a, b: normal_pair(a, b)
-    return lambda out, a, b: (a, b)
-
-
-@numba.njit(**INSIDE)
-def _along_lanes(out, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose):
-    """`_counter_tile` of the lanes below `whole`: vectors lie along lanes."""
-    wide_vectors()
-    for row in range(0, count, 4 * BLOCKS):
-        block = (first + row) // 4
-        for i in range(0, min(BLOCKS, count - row), 2):
-            for lane in range(whole):
-                a, b, c, d, e, f, g, h = threefry_twice(
-                    lane_of[lane], u32(block + i), u32(block + i + 1), step, purpose,
-                    k0[lane], k1[lane], k2[lane], k3[lane],
-                )  # fmt: skip
-                out[row + i, lane], out[row + BLOCKS + i, lane] = _as_noise(out, a, b)
-                out[row + i + 1, lane], out[row + BLOCKS + i + 1, lane] = _as_noise(out, e, f)
-                out[row + 2 * BLOCKS + i, lane], out[row + 3 * BLOCKS + i, lane] = _as_noise(out, c, d)
-                out[row + 2 * BLOCKS + i + 1, lane], out[row + 3 * BLOCKS + i + 1, lane] = _as_noise(out, g, h)
-
-
-@numba.njit(**INSIDE)
-def _along_rows(out, column, first, count, lane, own, k0, k1, k2, k3, step, purpose):
-    """`_counter_tile` of one lane: vectors lie along rows."""
-    wide_vectors()
-    flat, alone = out.reshape(-1), out.shape[1] == 1
-    for row in range(0, count, 8 * BLOCKS):
-        block, to = (first + row) // 4, flat[row : row + 8 * BLOCKS] if alone else column
-        for i in range(BLOCKS):
-            a, b, c, d, e, f, g, h = threefry_twice(
-                own, u32(block + i), u32(block + BLOCKS + i), step, purpose, k0, k1, k2, k3
-            )
-            to[i], to[BLOCKS + i] = _as_noise(out, a, b)
-            to[2 * BLOCKS + i], to[3 * BLOCKS + i] = _as_noise(out, c, d)
-            to[4 * BLOCKS + i], to[5 * BLOCKS + i] = _as_noise(out, e, f)
-            to[6 * BLOCKS + i], to[7 * BLOCKS + i] = _as_noise(out, g, h)
-        if not alone:
-            for i in range(8 * BLOCKS):
-                out[row + i, lane] = column[i]
-
-
-# Copied by Numba, as the next two are, so that no call need count who holds `lanes` and `scratch`, two dozen arrays.
-@numba.njit(inline="always")
-def _counter_tile(out, column, first, count, lanes, step, purpose):
-    """out[:count]: words of the rows number first, first + 1, ..., or normals if it holds floats.
-
-    Row 64 t + 16 w + i has word w of block 16 t + i, so that blocks of counters fill vectors along rows, too.
-    """
-    lane_of, k0, k1, k2, k3 = lanes.lane, lanes.key_0, lanes.key_1, lanes.key_2, lanes.key_3
-    whole = len(lane_of) - len(lane_of) % VECTOR  # along lanes as far as these fill vectors, along rows the others
-    _along_lanes(out, first, count, whole, lane_of, k0, k1, k2, k3, step, purpose)
-    for lane in range(whole, len(lane_of)):
-        _along_rows(
-            out, column, first, count, lane,
-            lane_of[lane], k0[lane], k1[lane], k2[lane], k3[lane], step, purpose,
-        )  # fmt: skip
-
-
-@numba.njit(inline="always")
-def _normal_tile(first, count, lanes, step, purpose, scratch):
-    """scratch.normals[:count]: N(0, 1) of the rows number first, first + 1, ..."""
-    if scratch.cipher_start.shape[1]:
-        _secure_normal_tile(first, count, step, purpose, scratch)
-    else:
-        _counter_tile(scratch.normals, scratch.normal_column, first, count, lanes, step, purpose)
-
-
-@numba.njit(inline="always")
-def _word_tile(first, count, lanes, step, purpose, scratch):
-    """scratch.words[:count]: 32 bits of the rows number first, first + 1, ..."""
-    if scratch.cipher_start.shape[1]:
-        _secure_word_tile(first, count, step, purpose, scratch)
-    else:
-        _counter_tile(scratch.words, scratch.word_column, first, count, lanes, step, purpose)
-
-
 @numba.njit(**INLINE)
 def _bits(word):
     """Number of ones in 32 bits."""
@@ -422,36 +292,19 @@ def _balance(a, b, c, d, coins):
 
 
 @numba.njit(**INSIDE)
-def _more_secure_coins(weights, row, skipped, lanes, number, step, purpose, scratch):
-    """`_more_coins` from the cipher, 512 a block."""
-    left, block = skipped - 32, 1
-    while left > 0:
-        _encipher(number, 1, step, u32(purpose + MORE_BITS * u32(block)), scratch)
-        for lane in range(weights.shape[1]):
-            heads = u32(0)
-            for w in range(secure_noise.WORDS):
-                heads += _bits(_first(scratch.cipher_words[w, lane], left - 32 * w))
-            coins = min(left, 32 * secure_noise.WORDS)
-            weights[row, lane] += lanes.learning_rate[lane] * (f32(2.0) * f32(heads) - f32(coins))
-        left -= 32 * secure_noise.WORDS
-        block += 1
-
-
-@numba.njit(**INSIDE)
 def _more_coins(weights, row, skipped, lanes, number, step, purpose, scratch):
-    """The coins beyond the first 32, 128 a block of counters."""
-    if scratch.cipher_start.shape[1]:
-        _more_secure_coins(weights, row, skipped, lanes, number, step, purpose, scratch)
-        return
-    left, block = skipped - 32, 1
+    """The coins beyond the first 32, 128 of four words."""
+    wide_vectors()
+    left, block, words = skipped - 32, 1, scratch.block
     while left > 0:
-        for lane in range(weights.shape[1]):
-            a, b, c, d = threefry(
-                lanes.lane[lane], u32(number), step, u32(purpose + MORE_BITS * u32(block)),
-                lanes.key_0[lane], lanes.key_1[lane], lanes.key_2[lane], lanes.key_3[lane],
-            )  # fmt: skip
-            weights[row, lane] += lanes.learning_rate[lane] * _balance(a, b, c, d, left)
-        left -= 128
+        found = word_block(number, lanes, step, u32(purpose + MORE_BITS * u32(block)), scratch)
+        for w in range(0, found, 4):
+            if left <= 0:
+                break
+            for lane in range(weights.shape[1]):
+                balance = _balance(words[w, lane], words[w + 1, lane], words[w + 2, lane], words[w + 3, lane], left)
+                weights[row, lane] += lanes.learning_rate[lane] * balance
+            left -= 128
         block += 1
 
 
@@ -563,7 +416,7 @@ def _catch_up_sgd(weights, last, rows, count, lanes, step, purpose, scratch):
     for first in range(0, count, tile):
         size = min(tile, count - first)
         _fetch_rows(weights, rows, first, size)
-        _normal_tile(first, size, lanes, u32(step), purpose, scratch)
+        normal_tile(first, size, lanes, u32(step), purpose, scratch)
         if weights.shape[1] == 1:
             column, moves, scale = weights.reshape(-1), normals.reshape(-1), lanes.step_noise[0]
             for number in range(size):
@@ -602,20 +455,21 @@ def flush_sgd(weights, last, lanes, step, scratch):
 def _more_coins_of_one(column, due, skipped, first, long, lanes, step, purpose, scratch):
     """`_more_coins` of the rows of a tile with one lane whose numbers in it are scratch.words[:long], along rows."""
     wide_vectors()
-    numbers, moves = scratch.words.reshape(-1), scratch.normals.reshape(-1)
-    own, k0, k1, k2, k3 = lanes.lane[0], lanes.key_0[0], lanes.key_1[0], lanes.key_2[0], lanes.key_3[0]
+    places, moves, blocks = scratch.words.reshape(-1), scratch.normals.reshape(-1), scratch.blocks
+    numbers = scratch.column
     had, block = 32, 1
     while long:
         for i in range(long):
-            number = u32(first + numbers[i])
-            a, b, c, d = threefry(own, number, step, u32(purpose + MORE_BITS * u32(block)), k0, k1, k2, k3)
-            moves[i] = _balance(a, b, c, d, skipped[number] - had)
+            numbers[i] = u32(first + places[i])
+        word_blocks_of_one(numbers, long, lanes, step, u32(purpose + MORE_BITS * u32(block)), scratch)
+        for i in range(long):
+            a, b, c, d = blocks[4 * i], blocks[4 * i + 1], blocks[4 * i + 2], blocks[4 * i + 3]
+            moves[i] = _balance(a, b, c, d, skipped[numbers[i]] - had)
         had, block, still = had + 128, block + 1, 0
         for i in range(long):
-            number = first + numbers[i]
-            column[due[number]] += lanes.learning_rate[0] * moves[i]
-            numbers[still] = numbers[i]
-            still += skipped[number] > had
+            column[due[numbers[i]]] += lanes.learning_rate[0] * moves[i]
+            places[still] = places[i]
+            still += skipped[numbers[i]] > had
         long = still
 
 
@@ -628,7 +482,7 @@ def _fair_coins_of_one(weights, due, skipped, count, lanes, step, purpose, scrat
     for first in range(0, count, tile):
         size, long = min(tile, count - first), 0
         _fetch_rows(weights, due, first, size)
-        _word_tile(first, size, lanes, step, purpose, scratch)
+        word_tile(first, size, lanes, step, purpose, scratch)
         for i in range(size):
             coins = min(skipped[first + i], 32)
             moves[i] = f32(2.0) * f32(np.int32(_bits(_first(words[i], coins)))) - f32(coins)
@@ -648,7 +502,7 @@ def _fair_coins(weights, due, skipped, count, lanes, step, purpose, scratch):
     for first in range(0, count, tile):
         size = min(tile, count - first)
         _fetch_rows(weights, due, first, size)
-        _word_tile(first, size, lanes, step, purpose, scratch)
+        word_tile(first, size, lanes, step, purpose, scratch)
         for number in range(size):
             row, coins = due[first + number], min(skipped[first + number], 32)
             mask = u32(0xFFFFFFFF) if coins == 32 else u32((1 << coins) - 1)
@@ -715,7 +569,7 @@ def _sign_moves(weights, rows, count, lanes, step, scratch):
     tile = len(words)
     for first in range(0, count, tile):
         size = min(tile, count - first)
-        _word_tile(first, size, lanes, u32(step), COIN, scratch)
+        word_tile(first, size, lanes, u32(step), COIN, scratch)
         if weights.shape[1] == 1:
             _sign_moves_of_one(weights, rows[first : first + size], gradient[first : first + size], lanes, scratch)
             continue
@@ -779,7 +633,7 @@ def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1
     tile = len(scratch.normals)
     for start in range(0, len(weights), tile):
         size = min(tile, len(weights) - start)
-        _normal_tile(start, size, lanes, u32(step), STEP_NOISE, scratch)
+        normal_tile(start, size, lanes, u32(step), STEP_NOISE, scratch)
         if width == 1:  # every row has its own sum
             for number in range(size):
                 draws[number] += sums[start + number] * lanes.per_noise_std[0]

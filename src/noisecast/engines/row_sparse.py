@@ -10,9 +10,11 @@ import numpy as np
 
 from noisecast.compiled import aligned, aligned_zeros
 from noisecast.engines import _factor_kernels, _kernels
+from noisecast.engines._noise_kernels import TILE, TILE_OF_FEW_LANES, VECTOR
 from noisecast.engines.dense import check_horizon
 from noisecast.engines.keys import batch_key, noise_key
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
+from noisecast.privacy.aes_noise import AES, ROUNDS, round_keys
 from noisecast.privacy.noise import RandomRoot, key_words
 from noisecast.privacy.secure_noise import WORDS, first_states
 from noisecast.problems.clipping import NORM_SLACK
@@ -22,6 +24,8 @@ from noisecast.problems.rows import SparseRows
 from noisecast.scenario import Scenario
 
 STEPS_PER_CHUNK = 4096  # batches drawn at once: small beside the data, long beside a call
+# The places of a lane's number and a block's number in a counter.
+FIRST_OF_FOUR, SECOND_OF_FOUR = np.array([1, 0, 0, 0], np.uint32), np.array([0, 1, 0, 0], np.uint32)
 LANES_OF_A_VECTOR = 8  # an odd number of lanes is slower than the next whole vector
 LANES_OF_A_BLOCK = 64  # many enough to share what a batch costs, few enough for the cache, and for threads to share out
 
@@ -163,7 +167,7 @@ class _Block:
         self._weights = _LazyWeights(weights, np.zeros(rows, np.int32), self._kernels.flush)
         self._memory = [aligned_zeros((rows, lanes)) for _ in range(self._kernels.num_moments)]
         self._cipher = _cipher_states(scenarios, self._lanes, root, repeat)
-        self._scratch = _scratch(rows, lanes, int(first.mechanism.expected_batch_size) + 64, self._cipher)
+        self._scratch = _scratch(rows, self._lanes.lane, int(first.mechanism.expected_batch_size) + 64, self._cipher)
 
     def advance(self, step: int, to_step: int) -> None:
         for begin, stop, ends_phase in self._schedule.stretches(step, to_step):
@@ -185,7 +189,7 @@ class _Block:
             batches, sizes = _packed(drawn.indices, drawn.mask)
             if batches.shape[1] > len(self._scratch.coefficients):
                 rows, width = len(self._scratch.stamp), batches.shape[1]
-                self._scratch = _scratch(rows, len(lanes.lane), width, self._cipher)
+                self._scratch = _scratch(rows, lanes.lane, width, self._cipher)
             self._weights.steps(
                 self._kernels.steps, *self._memory, self._train, batches, sizes, lanes, self._form.columns,
                 *self._kernels.settings(self._optimizer, self._mechanism), step, self._scratch,
@@ -337,7 +341,6 @@ def _lanes(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repeat
     def each(values) -> np.ndarray:
         return aligned(np.repeat(np.asarray(list(values), np.float32), columns))
 
-    keys = np.stack([key_words(noise_key(scenario, root=root, repeat=repeat)) for scenario in scenarios])
     return _kernels.Lanes(
         clip=each(s.mechanism.l2_clip_norm for s in scenarios),
         noise_std=each(s.mechanism.noise_std for s in scenarios),
@@ -345,10 +348,18 @@ def _lanes(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repeat
         learning_rate=each(s.optimizer.learning_rate for s in scenarios),
         step_size=each(s.optimizer.learning_rate / s.mechanism.expected_batch_size for s in scenarios),
         step_noise=each(s.optimizer.learning_rate * s.mechanism.mean_noise_std for s in scenarios),
-        **{f"key_{i}": aligned(np.repeat(keys[:, i], columns)) for i in range(4)},
         # A column of a run, not a place in the group: a run's noise must not depend on its neighbours.
         lane=aligned(np.tile(np.arange(columns, dtype=np.uint32), len(scenarios))),
+        keys=aligned(_generator_keys([noise_key(s, root=root, repeat=repeat) for s in scenarios], columns)),
     )
+
+
+def _generator_keys(keys: Sequence[bytes], columns: int) -> np.ndarray:
+    """Keys of the fast generator as its kernels take them, each `columns` times."""
+    if not AES:
+        return np.repeat(np.stack([key_words(key)[:4] for key in keys], axis=1), columns, axis=1)
+    of_key = round_keys(keys).reshape(ROUNDS + 1, len(keys), 4)
+    return np.repeat(of_key, columns, axis=1).reshape(ROUNDS + 1, -1)
 
 
 def _cipher_states(
@@ -363,8 +374,9 @@ def _cipher_states(
     return states
 
 
-def _scratch(rows: int, lanes: int, width: int, cipher: np.ndarray | None = None) -> _kernels.Scratch:
-    tile = _kernels.TILE if lanes >= _kernels.VECTOR else _kernels.TILE_OF_FEW_LANES
+def _scratch(rows: int, lane: np.ndarray, width: int, cipher: np.ndarray | None = None) -> _kernels.Scratch:
+    lanes = len(lane)
+    tile = TILE if lanes >= VECTOR else TILE_OF_FEW_LANES
     states = np.zeros((16, 0), np.uint32) if cipher is None else aligned(np.tile(cipher, tile // WORDS))
     return _kernels.Scratch(
         stamp=np.zeros(rows, np.int32),
@@ -376,8 +388,12 @@ def _scratch(rows: int, lanes: int, width: int, cipher: np.ndarray | None = None
         gradient=aligned_zeros((rows, lanes)),
         normals=aligned_zeros((tile, lanes)),
         words=aligned_zeros((tile, lanes), np.uint32),
-        normal_column=aligned_zeros(8 * _kernels.BLOCKS),
-        word_column=aligned_zeros(8 * _kernels.BLOCKS, np.uint32),
+        column=aligned_zeros(tile, np.uint32),
+        block=aligned_zeros((WORDS, lanes), np.uint32),
+        blocks=aligned_zeros(4 * tile, np.uint32),
+        counters=aligned(np.outer(lane, FIRST_OF_FOUR).ravel()),
+        ramp=aligned(np.outer(np.arange(tile // 4, dtype=np.uint32), SECOND_OF_FOUR).ravel()),
+        numbered=aligned_zeros(4 * tile, np.uint32),
         every_row=np.arange(rows, dtype=np.uint32),
         cipher_start=states,
         cipher_words=aligned_zeros(states.shape, np.uint32),

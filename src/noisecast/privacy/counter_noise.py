@@ -7,7 +7,8 @@ what is drawn: (lane, index, step, purpose). Needs Numba, so only engines import
 Threefry is from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): twenty rounds of additions,
 rotations and exclusive ors, which vector units do at full width, unlike Philox's multiplications (measured here: 0.45
 against 1.05 ns a word). It is derived from the cipher Threefish but not a cipher itself, and float32 Box-Muller ends at
-6.8 standard deviations: research grade, like JAX's generator, which is its sibling.
+6.8 standard deviations: research grade, like JAX's generator, which is its sibling. Where a processor computes AES, the
+row-sparse engine's words are from `aes_noise`, and only the Gaussians from here.
 """
 
 import math

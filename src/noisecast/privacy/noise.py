@@ -48,8 +48,9 @@ class RandomRoot:
 
     Args:
       secret: 32 bytes.   insecure_seed: the number it was made of, or None.
-      secure_noise: whether batches and privacy noise are drawn by a cipher (ChaCha20); else by fast counter-based
-        generators (Threefry, Philox) that pass every statistical test but that nobody promises to be unpredictable.
+      secure_noise: whether batches and privacy noise are drawn by a cipher (ChaCha20) everywhere; else by fast
+        counter-based generators, of which Philox (batches) and Threefry (noise, where it is not AES') pass every
+        statistical test but nobody promises that they are unpredictable.
 
     >>> RandomRoot.from_insecure_seed(7)
     RandomRoot(insecure_seed=7, secure_noise=False)

@@ -1,0 +1,198 @@
+"""Words and normals of a tile, (rows, lanes), from the generator of a group: AES, Threefry where the processor has no
+AES, or ChaCha20 where secure noise is asked for.
+
+A row's words depend on its number, its lane's key and number in the run, the step and the purpose, and on nothing else:
+not on how many lanes lie beside it, nor on which way vectors lie.
+"""
+
+import numba
+import numpy as np
+
+from noisecast.compiled import INLINE, INSIDE, wide_vectors
+from noisecast.privacy import secure_noise
+from noisecast.privacy.aes_noise import AES, words_of_key, words_of_lanes
+from noisecast.privacy.counter_noise import normal_pair, threefry, threefry_twice
+
+u32 = np.uint32
+
+VECTOR = 16  # lanes of 32 bits that fill one
+# Rows whose noise is drawn at once: it stays in the cache's second level, and what a tile costs to begin is spread.
+TILE, TILE_OF_FEW_LANES = 256, 2048
+PAIRED = 16  # rows so far apart in a group of twice as many are a pair of Box and Muller's
+BLOCKS = 16  # of Threefry that lie side by side: four words each make the noise of 64 rows, what a tile is made of
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+
+
+# Copied by Numba, as are its like, so that no call need count who holds `lanes` and `scratch`, two dozen arrays.
+@numba.njit(inline="always")
+def word_tile(first, count, lanes, step, purpose, scratch):
+    """scratch.words[:count]: 32 bits of the rows number first, first + 1, ...; a tile's size divides `first`.
+
+    Up to a multiple of 64 rows are written, for `normal_tile`.
+    """
+    if scratch.cipher_start.shape[1]:
+        _chacha_tile(first, count, step, purpose, scratch)
+    elif AES:
+        _aes_tile(
+            scratch.words, scratch.column, first, count, lanes.keys, lanes.lane,
+            scratch.counters, scratch.ramp, step, purpose,
+        )  # fmt: skip
+    else:
+        _threefry_tile(scratch.words, scratch.column, first, count, lanes.keys, lanes.lane, step, purpose)
+
+
+@numba.njit(**INSIDE)
+def _aes_tile(words, column, first, count, keys, lane_of, counters, ramp, step, purpose):
+    """Row 4 b + w has word w of block b. Lanes that fill a vector are drawn along lanes, fewer along rows."""
+    wide_vectors()
+    size, lanes = -(-count // (2 * PAIRED)) * 2 * PAIRED, len(lane_of)
+    if lanes >= VECTOR:
+        _aes_blocks(words, size // 4, keys, counters, lanes, u32(first // 4), step, purpose)
+        return
+    for lane in range(lanes):
+        to = words.reshape(-1) if lanes == 1 else column
+        words_of_key(to, ramp, size // VECTOR, keys, lane, lane_of[lane], u32(first // 4), step, purpose)
+        if lanes > 1:
+            for row in range(size):
+                words[row, lane] = column[row]
+
+
+@numba.njit(**INLINE)
+def _aes_blocks(words, blocks, keys, counters, lanes, number, step, purpose):
+    """words[4 b : 4 b + 4]: the words of block number + b of each of at least 16 lanes, b < blocks.
+
+    Lanes outside, so that their round keys stay near. Some are drawn twice if 16 does not divide how many there are.
+    """
+    for lane in range(0, lanes, VECTOR):
+        for b in range(blocks):
+            at = min(lane, lanes - VECTOR)
+            words_of_lanes(words, 4 * b, counters, keys, at, u32(0), u32(number + u32(b)), step, purpose)
+
+
+@numba.njit(**INSIDE)
+def _threefry_tile(words, column, first, count, keys, lane_of, step, purpose):
+    """Row 64 t + 16 w + i has word w of block 16 t + i, so that blocks of counters fill vectors along rows, too."""
+    wide_vectors()
+    k0, k1, k2, k3 = keys[0], keys[1], keys[2], keys[3]
+    whole = len(lane_of) - len(lane_of) % VECTOR
+    for row in range(0, count, 4 * BLOCKS):
+        block = (first + row) // 4
+        for i in range(0, BLOCKS, 2):
+            for lane in range(whole):
+                a, b, c, d, e, f, g, h = threefry_twice(
+                    lane_of[lane], u32(block + i), u32(block + i + 1), step, purpose,
+                    k0[lane], k1[lane], k2[lane], k3[lane],
+                )  # fmt: skip
+                words[row + i, lane], words[row + BLOCKS + i, lane] = a, b
+                words[row + i + 1, lane], words[row + BLOCKS + i + 1, lane] = e, f
+                words[row + 2 * BLOCKS + i, lane], words[row + 3 * BLOCKS + i, lane] = c, d
+                words[row + 2 * BLOCKS + i + 1, lane], words[row + 3 * BLOCKS + i + 1, lane] = g, h
+        for lane in range(whole, len(lane_of)):
+            to = words.reshape(-1)[row : row + 4 * BLOCKS] if len(lane_of) == 1 else column
+            for i in range(BLOCKS):
+                to[i], to[BLOCKS + i], to[2 * BLOCKS + i], to[3 * BLOCKS + i] = threefry(
+                    lane_of[lane], u32(block + i), step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
+                )
+            if len(lane_of) > 1:
+                for i in range(4 * BLOCKS):
+                    words[row + i, lane] = column[i]
+
+
+@numba.njit(**INSIDE)
+def _chacha_tile(first, count, step, purpose, scratch):
+    """Row 16 b + w has word w of block b."""
+    size = -(-count // (2 * PAIRED)) * 2 * PAIRED
+    width, blocks = scratch.words.shape[1], size // secure_noise.WORDS
+    _encipher(first // secure_noise.WORDS, blocks, step, purpose, scratch)
+    for row in range(size):
+        b, w = row // secure_noise.WORDS, row % secure_noise.WORDS
+        out, found = scratch.words[row], scratch.cipher_words[w, b * width : (b + 1) * width]
+        for lane in range(width):
+            out[lane] = found[lane]
+
+
+@numba.njit(**INSIDE)
+def _encipher(block, blocks, step, purpose, scratch):
+    """scratch.cipher_words[w, b * lanes + lane]: word w of each lane's block number block + b, b < blocks."""
+    start, width = scratch.cipher_start, scratch.words.shape[1]
+    for b in range(blocks):
+        for i in range(b * width, (b + 1) * width):
+            start[12, i], start[14, i], start[15, i] = u32(block + b), step, purpose
+    secure_noise.chacha20(start, scratch.cipher_words, blocks * width)
+
+
+# --- Normals ----------------------------------------------------------------------------------------------------------
+
+
+@numba.njit(inline="always")
+def normal_tile(first, count, lanes, step, purpose, scratch):
+    """scratch.normals[:count]: N(0, 1) of the rows number first, first + 1, ...; as `word_tile`."""
+    word_tile(first, count, lanes, step, purpose, scratch)
+    _pair(scratch.words, scratch.normals, count)
+
+
+@numba.njit(**INSIDE)
+def _pair(words, normals, count):
+    """Rows i and i + PAIRED of a group are the two normals of their two words."""
+    wide_vectors()
+    all_words, all_normals, size = words.reshape(-1), normals.reshape(-1), PAIRED * words.shape[1]
+    for begin in range(0, count * words.shape[1], 2 * size):
+        one, two = all_words[begin : begin + size], all_words[begin + size : begin + 2 * size]
+        to_one, to_two = all_normals[begin : begin + size], all_normals[begin + size : begin + 2 * size]
+        for at in range(size):
+            to_one[at], to_two[at] = normal_pair(one[at], two[at])
+
+
+# --- More words of a few rows -----------------------------------------------------------------------------------------
+
+
+@numba.njit(inline="always")
+def word_block(number, lanes, step, purpose, scratch):
+    """scratch.block[:words]: the block of each lane whose counter ends in (number, step, purpose); how many words."""
+    if scratch.cipher_start.shape[1]:
+        _encipher(number, 1, step, purpose, scratch)
+        scratch.block[:] = scratch.cipher_words[:, : len(lanes.lane)]
+        return secure_noise.WORDS
+    _fast_block(
+        scratch.block, scratch.column, u32(number), lanes.keys, lanes.lane,
+        scratch.counters, scratch.ramp, step, purpose,
+    )  # fmt: skip
+    return 4
+
+
+@numba.njit(**INSIDE)
+def _fast_block(block, column, number, keys, lane_of, counters, ramp, step, purpose):
+    wide_vectors()
+    lanes = len(lane_of)
+    if not AES:
+        k0, k1, k2, k3 = keys[0], keys[1], keys[2], keys[3]
+        for lane in range(lanes):
+            block[0, lane], block[1, lane], block[2, lane], block[3, lane] = threefry(
+                lane_of[lane], number, step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
+            )
+    elif lanes >= VECTOR:
+        _aes_blocks(block, 1, keys, counters, lanes, number, step, purpose)
+    else:
+        for lane in range(lanes):
+            words_of_key(column, ramp, 1, keys, lane, lane_of[lane], number, step, purpose)
+            block[0, lane], block[1, lane], block[2, lane], block[3, lane] = column[0], column[1], column[2], column[3]
+
+
+@numba.njit(**INSIDE)
+def word_blocks_of_one(numbers, count, lanes, step, purpose, scratch):
+    """scratch.blocks[4 i : 4 i + 4]: `word_block` of numbers[i], i < count, of the only lane; not from ChaCha20."""
+    wide_vectors()
+    keys, own, blocks = lanes.keys, lanes.lane[0], scratch.blocks
+    if AES:
+        numbered = scratch.numbered
+        for i in range(count):
+            numbered[4 * i + 1] = numbers[i]
+        words_of_key(blocks, numbered, -(-4 * count // VECTOR), keys, 0, own, u32(0), step, purpose)
+    else:
+        k0, k1, k2, k3 = keys[0, 0], keys[1, 0], keys[2, 0], keys[3, 0]
+        for i in range(count):
+            blocks[4 * i], blocks[4 * i + 1], blocks[4 * i + 2], blocks[4 * i + 3] = threefry(
+                own, numbers[i], step, purpose, k0, k1, k2, k3
+            )
