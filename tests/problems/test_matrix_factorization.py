@@ -142,7 +142,7 @@ def kernel_sums(problem, table: np.ndarray, clip: float, batches) -> np.ndarray:
     question = scenario(problem, clip=clip)
     ratings = row_sparse._ratings(problem.train, problem)
     lanes = row_sparse._lanes([question], problem.dim, ROOT, 0)
-    scratch = row_sparse._scratch(problem.num_rows, problem.dim, N)
+    scratch = row_sparse._scratch(problem.num_rows, lanes.lane, N)
     found = np.zeros((len(batches), *table.shape), np.float32)
     for step, batch in enumerate(batches):
         count = summed(table, ratings, np.asarray(batch, np.int64), lanes, problem.dim, scratch, step)
