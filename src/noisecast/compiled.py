@@ -28,7 +28,7 @@ def aligned_zeros(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -
     """np.zeros that begins a line of the cache.
 
     NumPy begins large arrays 16 bytes behind one, and then every vector of 64 bytes lies in two lines and costs two
-    loads: kernels of 64 lanes take up to a quarter longer.
+    loads.
 
     >>> aligned_zeros((3, 64)).ctypes.data % 64
     0

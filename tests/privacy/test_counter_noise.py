@@ -27,7 +27,7 @@ from noisecast.privacy.counter_noise import (
 
 KEY = np.array([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], np.uint32)
 MOST = 5.5  # standard errors
-needs_aes = pytest.mark.skipif(not AES, reason="this processor has no AES instructions")
+GENERATORS = ["threefry", *(["aes"] if AES else [])]
 COUNTER_WORDS = ("lane", "index", "step", "purpose")
 
 
@@ -202,7 +202,7 @@ def _aes_words(counters, keys, out):
     words_of_key(out, counters, len(out) // 16, keys, 0, none, none, none, none)
 
 
-@pytest.fixture(scope="module", params=["threefry", pytest.param("aes", marks=needs_aes)])
+@pytest.fixture(scope="module", params=GENERATORS)
 def normals(request) -> np.ndarray:
     """(lanes, indices, steps, purposes, 4) = 6.3 million."""
     at = counters(lanes=32, indices=256, steps=64, purposes=3)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from noisecast.privacy.drawing import Batches, generator, uniform_subsets
 from noisecast.privacy.mechanism import Adjacency
-from noisecast.privacy.sampling import Batches, FixedSize, Poisson, Shuffled, Stream, _generator, _uniform_subsets
+from noisecast.privacy.sampling import FixedSize, Poisson, Shuffled, Stream
 
 KEY = b"k" * 32
 SAMPLERS = [
@@ -100,7 +101,7 @@ def test_neighbouring_steps_are_independent():
 def test_subsets_are_uniform():
     """All 120 subsets of 2 of 16, by the path that draws duplicates again."""
     rng = np.random.default_rng(1)
-    subsets = _uniform_subsets(rng, np.full(300_000, 2), 16)
+    subsets = uniform_subsets(rng, np.full(300_000, 2), 16)
     assert np.all(np.diff(subsets, axis=1) > 0)
     assert subsets.min() >= 0
     assert subsets.max() < 16
@@ -204,4 +205,4 @@ def test_the_normaliser_and_width_do_not_depend_on_the_data():
 def test_a_block_is_drawn_from_philox_under_its_own_hash():
     digest = hashlib.sha256(b"key|block" + bytes(7) + b"\x05").digest()
     plain = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
-    np.testing.assert_array_equal(_generator(b"key", "block", 5).random(9), plain.random(9))
+    np.testing.assert_array_equal(generator(b"key", "block", 5).random(9), plain.random(9))

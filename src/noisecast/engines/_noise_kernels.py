@@ -10,12 +10,11 @@ import numpy as np
 
 from noisecast.compiled import INLINE, INSIDE, wide_vectors
 from noisecast.privacy import secure_noise
-from noisecast.privacy.aes_noise import AES, words_of_key, words_of_lanes
+from noisecast.privacy.aes_noise import AES, VECTOR, words_of_key, words_of_lanes
 from noisecast.privacy.counter_noise import normal_pair, threefry, threefry_twice
 
 u32 = np.uint32
 
-VECTOR = 16  # lanes of 32 bits that fill one
 # Rows whose noise is drawn at once: it stays in the cache's second level, and what a tile costs to begin is spread.
 TILE, TILE_OF_FEW_LANES = 256, 2048
 PAIRED = 16  # rows so far apart in a group of twice as many are a pair of Box and Muller's
@@ -30,7 +29,7 @@ BLOCKS = 16  # of Threefry that lie side by side: four words each make the noise
 def word_tile(first, count, lanes, step, purpose, scratch):
     """scratch.words[:count]: 32 bits of the rows number first, first + 1, ...; a tile's size divides `first`.
 
-    Up to a multiple of 64 rows are written, for `normal_tile`.
+    Rows up to the next multiple of 64 may be written, too, for `normal_tile`.
     """
     if scratch.cipher_start.shape[1]:
         _chacha_tile(first, count, step, purpose, scratch)

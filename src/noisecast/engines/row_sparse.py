@@ -10,11 +10,11 @@ import numpy as np
 
 from noisecast.compiled import aligned, aligned_zeros
 from noisecast.engines import _factor_kernels, _kernels
-from noisecast.engines._noise_kernels import TILE, TILE_OF_FEW_LANES, VECTOR
+from noisecast.engines._noise_kernels import TILE, TILE_OF_FEW_LANES
 from noisecast.engines.dense import check_horizon
 from noisecast.engines.keys import batch_key, noise_key
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
-from noisecast.privacy.aes_noise import AES, ROUNDS, round_keys
+from noisecast.privacy.aes_noise import AES, ROUNDS, VECTOR, round_keys
 from noisecast.privacy.noise import RandomRoot, key_words
 from noisecast.privacy.secure_noise import WORDS, first_states
 from noisecast.problems.clipping import NORM_SLACK

@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from noisecast.privacy.drawing import STEPS_PER_BLOCK
 from noisecast.privacy.mechanism import SampledGaussian
-from noisecast.privacy.sampling import STEPS_PER_BLOCK
 
 
 def private_batches(
