@@ -59,7 +59,12 @@ def test_nothing_is_no_group():
 
 
 @pytest.mark.parametrize(
-    "engine, at_once", [("row_sparse", {"STEPS_PER_CHUNK": 32}), ("dense", {"DRAWS_PER_CHUNK": 999})]
+    "engine, at_once",
+    [
+        ("row_sparse", {"STEPS_PER_CHUNK": 32}),
+        ("row_sparse", {"DRAWS_PER_CHUNK": 999}),
+        ("dense", {"DRAWS_PER_CHUNK": 999}),
+    ],
 )
 def test_steps_have_batches_of_their_own_however_many_are_drawn_at_once(engine, at_once, monkeypatch):
     """The law tests see the first hundred of thousands of steps: those behind must not be drawn like the first."""

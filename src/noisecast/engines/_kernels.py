@@ -6,12 +6,14 @@ values) is paid once. `docs/engines.md` derives why each step has the law of its
 `tests/engines/reference.py`. One step, k = 0, 1, ...:
 
   touch      number the distinct rows of the batch
-  catch up   give each of them the noise of the steps in which nothing touched it
+  catch up   give each of them the noise that it still lacks
   gradient   logits, residuals, clip factors: |g| = |residual| sqrt(|x|^2 + 1), no per-example gradient is formed
   move       the optimizer's step of the touched rows
 
-Untouched rows only move by noise, so their moves are postponed: `last[row]` counts the steps a row has had, and
-`flush_*` gives every row what it still lacks.
+Untouched rows only move by noise, so DP-SGD and DP-SignSGD postpone their moves. `last[row]` counts the steps whose
+noise a row has: after a touch at step k that is k for DP-SGD, which postpones the touched step's own noise, too, and
+k + 1 for DP-SignSGD. `flush_*` gives every row what it still lacks. DP-Adam postpones nothing and moves every row at
+every step.
 """
 
 import math
@@ -37,7 +39,7 @@ LOGISTIC, SOFTMAX, MULTI_LABEL = 0, 1, 2  # values of Examples.likelihood
 class Examples(NamedTuple):
     """Sparse rows with their labels (n, most labels of a row; -1: none); norms are sqrt(|x|^2 + 1), rounded up.
 
-    Row i has the columns indices[begin[i]:end[i]] and values[begin[i]:end[i]].
+    Example i has the columns indices[begin[i]:end[i]] and values[begin[i]:end[i]].
     """
 
     begin: np.ndarray
@@ -72,6 +74,8 @@ class Scratch(NamedTuple):
     skipped: np.ndarray  # (rows + 1,) int32, how many
     coefficients: np.ndarray  # (width, lanes) logits, then clipped residuals
     gradient: np.ndarray  # (rows, lanes) clipped sums of the touched rows, by number
+    # Of a tile. DP-SignSGD draws no normals and keeps its moves and distances there; with one lane a tile's words are
+    # counted before `words` and `column` hold the places and numbers of rows that lack more of them.
     normals: np.ndarray  # (tile, lanes) float32
     words: np.ndarray  # (tile, lanes) uint32
     column: np.ndarray  # (tile,) uint32, of a lane that fills no vector
@@ -409,7 +413,7 @@ def _batch_of(batches, sizes, k, examples):
 
 @numba.njit(**INSIDE)
 def _catch_up_sgd(weights, last, rows, count, lanes, step, purpose, scratch):
-    """Noise of a row's k skipped steps at once: N(0, k (eta z C / B)^2), the sum of k independent ones."""
+    """Noise of the n steps that a row lacks at once: N(0, n (eta z C / B)^2), the sum of n independent ones."""
     wide_vectors()
     normals = scratch.normals
     tile = len(normals)
@@ -495,7 +499,7 @@ def _fair_coins_of_one(weights, due, skipped, count, lanes, step, purpose, scrat
 
 @numba.njit(**INSIDE)
 def _fair_coins(weights, due, skipped, count, lanes, step, purpose, scratch):
-    """k skipped steps are k fair coins of +- eta: eta (2 Binomial(k, 1/2) - k), one bit a coin."""
+    """n skipped steps are n fair coins of +- eta: eta (2 Binomial(n, 1/2) - n), one bit a coin."""
     wide_vectors()
     words = scratch.words
     tile = len(words)
@@ -540,7 +544,7 @@ def _is_up(gradient, noise_std, word):
 
 @numba.njit(**INLINE)
 def _coin(gradient, per_noise_std, word):
-    """Below 0 with probability Phi(-G / (z C)), where noise would turn the sign of G to minus."""
+    """u - Phi(-G / (z C)) of the word's uniform number u: below 0 where G + z C xi is, and the coordinate goes up."""
     return (f32(word) + f32(0.5)) * f32(2.0**-32) - normal_cdf(-gradient * per_noise_std)
 
 

@@ -20,6 +20,7 @@ Array = jax.Array
 
 NUMBERS_OF_A_CALL = 2**24  # parameters of all runs of a call: 64 MiB an array
 DRAWS_PER_CHUNK = 2**22  # row numbers, or numbers of secure noise, held at once: 16 MiB
+WIDE_VECTORS = {"xla_cpu_prefer_vector_width": 512}  # XLA takes half of AVX-512 otherwise; nothing elsewhere
 
 
 @partial(
@@ -202,7 +203,7 @@ def _padded(array: np.ndarray, width: int) -> np.ndarray:
     return np.pad(array, ((0, 0), (0, width - array.shape[1])))
 
 
-@partial(jax.jit, donate_argnames=("params", "state"))
+@partial(jax.jit, donate_argnames=("params", "state"), compiler_options=WIDE_VECTORS)
 def _advance(
     problem, group, params, state, noise_keys, example_keys, batches, first, secure_normals, secure_first, begin, stop
 ):

@@ -11,7 +11,7 @@ import numpy as np
 from noisecast.compiled import aligned, aligned_zeros
 from noisecast.engines import _factor_kernels, _kernels
 from noisecast.engines._noise_kernels import TILE, TILE_OF_FEW_LANES
-from noisecast.engines.dense import check_horizon
+from noisecast.engines.dense import DRAWS_PER_CHUNK, check_horizon
 from noisecast.engines.keys import batch_key, noise_key
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
 from noisecast.privacy.aes_noise import AES, ROUNDS, VECTOR, round_keys
@@ -23,7 +23,7 @@ from noisecast.problems.matrix_factorization import MatrixFactorization, RatedPa
 from noisecast.problems.rows import SparseRows
 from noisecast.scenario import Scenario
 
-STEPS_PER_CHUNK = 4096  # batches drawn at once: small beside the data, long beside a call
+STEPS_PER_CHUNK = 4096  # batches drawn at once, if they are small: long beside a call
 # The places of a lane's number and a block's number in a counter.
 FIRST_OF_FOUR, SECOND_OF_FOUR = np.array([1, 0, 0, 0], np.uint32), np.array([0, 1, 0, 0], np.uint32)
 LANES_OF_A_VECTOR = 8  # an odd number of lanes is slower than the next whole vector
@@ -129,10 +129,10 @@ class RowSparseRun:
 
 @dataclass
 class _LazyWeights:
-    """Weights whose rows may lack noise. There is no way to them but `flushed`, which gives it first."""
+    """Weights whose rows may lack noise. Who looks asks `flushed`, which gives it first; `arrays` is for checkpoints."""
 
     _weights: np.ndarray  # (rows, lanes) float32
-    _last: np.ndarray  # (rows,) steps each row has had
+    _last: np.ndarray  # (rows,) steps whose noise each row has
     _flush: Callable[..., None] | None
 
     def flushed(self, step: int, lanes: _kernels.Lanes, scratch: _kernels.Scratch) -> np.ndarray:
@@ -183,8 +183,9 @@ class _Block:
 
     def _advance(self, step: int, to_step: int, lanes: _kernels.Lanes) -> None:
         sampler: Any = self._mechanism.sampler
+        at_once = max(1, min(STEPS_PER_CHUNK, DRAWS_PER_CHUNK // (int(self._mechanism.expected_batch_size) + 64)))
         while step < to_step:
-            stop = min(to_step, step - step % STEPS_PER_CHUNK + STEPS_PER_CHUNK)
+            stop = min(to_step, step - step % at_once + at_once)
             drawn = sampler.batches(self._batch_key, step, stop, len(self._train.labels))
             batches, sizes = _packed(drawn.indices, drawn.mask)
             if batches.shape[1] > len(self._scratch.coefficients):

@@ -57,7 +57,7 @@ def standard_normal(key: Array, step: Any, shape: tuple[int, ...]) -> Array:
 
     Args:
       key: (2,) uint32 from `counter_keys`, of this purpose alone.   step: 0 <= step < 2^31, may be traced.
-      shape: at most 2^33 numbers.
+      shape: less than 2^33 - 2 numbers.
 
     >>> standard_normal(counter_keys(bytes(32)), 3, (2, 2)).shape
     (2, 2)

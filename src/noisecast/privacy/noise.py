@@ -1,8 +1,8 @@
 """Where randomness comes from, and the only place that makes random keys.
 
 Randomness starts from one `RandomRoot` and is handed down by name: `key_for(purpose, *names, root=, repeat=)`. There is
-no default seed anywhere. The noise itself is drawn from these keys in `jax_noise` (inside JAX), and in `aes_noise` and
-`counter_noise` (inside compiled loops).
+no default seed anywhere. The noise itself is drawn from these keys in `jax_noise` (inside JAX), in `aes_noise` and
+`counter_noise` (inside compiled loops), and in `secure_noise`.
 """
 
 from __future__ import annotations
