@@ -129,7 +129,7 @@ class RowSparseRun:
 
 @dataclass
 class _LazyWeights:
-    """Weights whose rows may lack noise. Who looks asks `flushed`, which gives it first; `arrays` is for checkpoints."""
+    """Weights whose rows may lack noise. To look, ask `flushed`, which gives it; `arrays` is for checkpoints."""
 
     _weights: np.ndarray  # (rows, lanes) float32
     _last: np.ndarray  # (rows,) steps whose noise each row has

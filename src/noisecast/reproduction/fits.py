@@ -190,6 +190,13 @@ def crossing(x: np.ndarray, a: np.ndarray, b: np.ndarray) -> Estimate:
     return Estimate(*(math.exp(number) for number in found))
 
 
+def resampled(statistic: Callable[[np.ndarray], float], values: np.ndarray) -> np.ndarray:
+    """A statistic of values (..., seeds) in each resample of whole seeds; the same whenever it is asked for."""
+    count = values.shape[-1]
+    drawn = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+    return np.array([statistic(values[..., seeds]) for seeds in drawn])
+
+
 def bootstrap(statistic: Callable[[np.ndarray], float], values: np.ndarray) -> Estimate:
     """A statistic of values (..., seeds), with its interval.
 
@@ -198,8 +205,7 @@ def bootstrap(statistic: Callable[[np.ndarray], float], values: np.ndarray) -> E
     value, count = statistic(values), values.shape[-1]
     if count < 2 or not math.isfinite(value):
         return Estimate(value, math.nan, math.nan)
-    rng = np.random.default_rng(0)  # the same interval whenever it is asked for
-    found = np.array([statistic(values[..., drawn]) for drawn in rng.integers(count, size=(RESAMPLES, count))])
+    found = resampled(statistic, values)
     found = found[~np.isnan(found)]
     if len(found) < COVERAGE * RESAMPLES:
         return Estimate(value, math.nan, math.nan)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from noisecast.reproduction.fits import Estimate, bootstrap, by_seed
+from noisecast.reproduction.fits import COVERAGE, Estimate, bootstrap, by_seed, resampled
 from noisecast.reproduction.tasks import FORUM, IMDB, MOVIELENS_CENTRED, MOVIELENS_PAPER_LIKE
 from noisecast.reproduction.which_task import task_of
 from noisecast.theory.optimal import (
@@ -98,7 +98,8 @@ def last_crossing(x: np.ndarray, gaps: np.ndarray) -> Estimate:
     """Where the mean gap turns positive for good, interpolated in log x; nan where it does not in the range of x.
 
     The last crossing, for there may be one before: with little noise DP-SGD may need more steps than it has, and is the
-    worse one again. An interval reaches to 0 or infinity where more than 2.5 % of the resamples have no crossing.
+    worse one again. An interval reaches to 0 or infinity where more than 2.5 % of the resamples have no crossing. There
+    is one, too, where the means do not cross but more than 2.5 % of the resamples do: then chance may have hidden it.
 
     Args:
       x: (points,) > 0, increasing.   gaps: DP-SGD's loss less the other's; (points, seeds).
@@ -108,15 +109,22 @@ def last_crossing(x: np.ndarray, gaps: np.ndarray) -> Estimate:
     """
     log_x = np.log(x)
 
-    def place(gap: np.ndarray) -> float:
+    def place(sample: np.ndarray) -> float:
+        gap = sample.mean(axis=1)
         below = np.flatnonzero(gap <= 0)
         if not len(below) or below[-1] == len(gap) - 1:
             return np.inf if len(below) else -np.inf
         i = below[-1]
         return float(log_x[i] + (log_x[i + 1] - log_x[i]) * gap[i] / (gap[i] - gap[i + 1]))
 
-    found = bootstrap(lambda sample: place(sample.mean(axis=1)), gaps)
-    return Estimate(*(float(np.exp(number)) for number in found)) if np.isfinite(found.value) else NOWHERE
+    found = bootstrap(place, gaps)
+    if np.isfinite(found.value):
+        return Estimate(*(float(np.exp(number)) for number in found))
+    places = resampled(place, gaps)
+    if np.isfinite(places).mean() <= (1 - COVERAGE) / 2:
+        return NOWHERE
+    # Without an estimate to widen an interval about, it holds all resamples.
+    return Estimate(np.nan, float(np.exp(places.min())), float(np.exp(places.max())))
 
 
 def _corrected(rows: Any, optimizer: str) -> Estimate:
