@@ -15,6 +15,7 @@ from noisecast.engines.dense import DRAWS_PER_CHUNK, check_horizon
 from noisecast.engines.keys import batch_key, noise_key
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
 from noisecast.privacy.aes_noise import AES, ROUNDS, VECTOR, round_keys
+from noisecast.privacy.drawing import STEPS_PER_BLOCK
 from noisecast.privacy.noise import RandomRoot, key_words
 from noisecast.privacy.secure_noise import WORDS, first_states
 from noisecast.problems.clipping import NORM_SLACK
@@ -184,6 +185,7 @@ class _Block:
     def _advance(self, step: int, to_step: int, lanes: _kernels.Lanes) -> None:
         sampler: Any = self._mechanism.sampler
         at_once = max(1, min(STEPS_PER_CHUNK, DRAWS_PER_CHUNK // (int(self._mechanism.expected_batch_size) + 64)))
+        at_once -= at_once % STEPS_PER_BLOCK if at_once > STEPS_PER_BLOCK else 0  # no block is drawn for two chunks
         while step < to_step:
             stop = min(to_step, step - step % at_once + at_once)
             drawn = sampler.batches(self._batch_key, step, stop, len(self._train.labels))
