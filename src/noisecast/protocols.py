@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-import scipy.stats
+from scipy.special import stdtrit
 
 from noisecast.forecasting.outcome import LARGER_IS_BETTER
 from noisecast.optimizers import Optimizer, with_learning_rate
@@ -342,7 +342,7 @@ def _epoch(sampling_probability: float) -> int:
 
 def _students_factor(num_seeds: Any) -> Any:
     """Standard errors in half a 95 % interval of a mean."""
-    return scipy.stats.t.ppf(0.975, np.maximum(num_seeds - 1, 1))
+    return stdtrit(np.maximum(num_seeds - 1, 1), 0.975)
 
 
 def _edge(value: float, low: float, high: float) -> str:

@@ -92,6 +92,14 @@ def test_light_commands_import_nothing_heavy(arguments):
     assert result.stderr.splitlines()[-1] == "[]"
 
 
+def test_what_only_pictures_need_waits_for_one():
+    """Two of the six seconds that a table took to begin."""
+    names = ", ".join(f"noisecast.cli.{name}" for name in ("answer", "forecast", "accuracy", "protocol", "demo"))
+    code = f"import sys, {names}; print([m for m in ('matplotlib', 'scipy.stats') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
 # --- help ------------------------------------------------------------------------------------------------------------
 
 

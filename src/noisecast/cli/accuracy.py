@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
-from scipy.stats import binom, norm
+from scipy.special import bdtrc, ndtr
 
 from noisecast.cli.answer import changing_rates, schedules_of
 from noisecast.cli.forecast import Subsample, TimeSteps, able_and_refused, moments_with
@@ -193,7 +193,7 @@ def what_may_be_chance(found: dict[str, Any]) -> list[str]:
     if not found["num_cells"]:
         return []
     beyond, count, sentences = found["num_beyond_two"], found["num_cells"], []
-    if binom.sf(beyond - 1, count, 2 * norm.sf(2)) < 0.01:
+    if beyond and bdtrc(beyond - 1, count, 2 * ndtr(-2)) < 0.01:
         sentences.append(f"{beyond} of {count} cells lie beyond two standard errors, more than chance puts there.")
     if found["median"] < 2 * found["median_standard_error"]:
         others = "Most other errors" if sentences else "Most of these errors"

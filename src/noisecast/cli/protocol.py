@@ -13,7 +13,6 @@ from rich.table import Table
 from noisecast.cli.output import TABLE_STYLE, Json, Workers, number, print_json, print_whole, to_reader
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import sweep_progress
-from noisecast.figures import protocol_picture
 from noisecast.files import written_whole
 from noisecast.optimizers import OPTIMIZERS
 from noisecast.privacy.accounting import epsilon_text
@@ -66,6 +65,8 @@ def protocol(
     level = _tuned_at(which, tuned_at, questions)
     found = _found(questions, score, level, store, workers)
     if figure is not None:
+        from noisecast.figures import protocol_picture  # Matplotlib takes a second to import, for this alone
+
         with written_whole(figure) as temporary:
             protocol_picture.save(protocol_picture.draw(found, score.label), temporary)
     price = _price(store, found, score, by)

@@ -1,19 +1,20 @@
 """The accuracy picture: forecast lines and training dots, one panel an optimizer."""
 
+import math
 from collections.abc import Iterator
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import scipy.stats
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
+from scipy.special import stdtrit
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LINES, plain_numbers
 from noisecast.figures.scenario_picture import save
 from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
+
+if TYPE_CHECKING:  # imported where one is drawn, as in `scenario_picture`
+    from matplotlib.figure import Figure
 
 __all__ = ["data", "draw", "last_steps", "save"]
 
@@ -64,14 +65,17 @@ def _trained(rows: pd.DataFrame) -> pd.Series:
     count = len(values)
     found = {
         "trained_mean": values.mean() if count else np.nan,
-        "trained_sem": scipy.stats.sem(values) if count > 1 else np.nan,
+        "trained_sem": values.std(ddof=1) / math.sqrt(count) if count > 1 else np.nan,
         "trained_std": values.std(ddof=1) if count > 1 else np.nan,
     }
     return pd.Series(found | {"num_seeds": count, "num_diverged": len(rows) - count})
 
 
-def draw(frame: pd.DataFrame, metric: str = "loss") -> Figure:
+def draw(frame: pd.DataFrame, metric: str = "loss") -> "Figure":
     """Draw `data(table, metric)`: against the noise multiplier at the last step, or, at one level, against the step."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     over_noise = len(set(frame["noise_multiplier"])) > 1
     shown: Any = last_steps(frame) if over_noise else frame
     x = "noise_multiplier" if over_noise else "step"
@@ -100,7 +104,7 @@ def _draw_panel(panel: Any, frame: Any, x: str) -> None:
         panel.plot(curve[x], curve["forecast"], linestyle=RUNNER_LINES["moments"][0], linewidth=1.3, color=shade)
         beyond = curve[curve["status"] == EXTRAPOLATED]
         panel.plot(beyond[x], beyond["forecast"], linestyle="none", marker="x", markersize=6, color=shade)
-        half = scipy.stats.t.ppf(0.975, np.maximum(curve["num_seeds"] - 1, 1)) * curve["trained_sem"]
+        half = stdtrit(np.maximum(curve["num_seeds"] - 1, 1), 0.975) * curve["trained_sem"]
         panel.errorbar(
             curve[x], curve["trained_mean"], half, linestyle="none", marker=marker, markersize=3.6, color=shade,
             capsize=2, linewidth=1, label=_label(cell, cells),
@@ -116,6 +120,8 @@ def _label(cell: Any, cells: list) -> str:
 
 def _shades(colour: str, count: int) -> Iterator[tuple[float, ...]]:
     """From the optimizer's colour to a light and then a dark one of the same hue."""
+    from matplotlib.colors import to_rgb
+
     for share in np.linspace(-0.45, 0.45, count) if count > 1 else [0.0]:
         towards = 1.0 if share < 0 else 0.0
         yield tuple((1 - abs(share)) * part + abs(share) * towards for part in to_rgb(colour))

@@ -1,19 +1,20 @@
 """The scenario picture: a metric against steps, what happened next to what theory said, one panel a privacy level."""
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import scipy.stats
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from scipy.optimize import isotonic_regression
+from scipy.special import stdtrit
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.table import METRICS, OK
+
+if TYPE_CHECKING:  # where one is drawn it is imported: `data` is asked for by tables too, and Matplotlib takes a second
+    from matplotlib.figure import Figure
 
 CURVE = [
     "problem",
@@ -48,7 +49,7 @@ def _summary(rows: pd.DataFrame) -> pd.Series:
     values = rows.loc[rows["status"] == OK, "value"].to_numpy()
     count = len(values)
     mean = values.mean() if count else np.nan
-    half = scipy.stats.t.ppf(0.975, count - 1) * scipy.stats.sem(values) if count > 1 else np.nan
+    half = stdtrit(count - 1, 0.975) * values.std(ddof=1) / math.sqrt(count) if count > 1 else np.nan
     return pd.Series(
         {
             "mean": mean, "low": mean - half, "high": mean + half,
@@ -57,8 +58,11 @@ def _summary(rows: pd.DataFrame) -> pd.Series:
     )  # fmt: skip
 
 
-def draw(frame: pd.DataFrame, metric: str = "loss") -> Figure:
+def draw(frame: pd.DataFrame, metric: str = "loss") -> "Figure":
     """Draw `data(table, metric)`: colour is the optimizer, line the runner, bands over seeds."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     levels = sorted(frame["noise_multiplier"].unique(), reverse=True)  # epsilon grows to the right
     with mpl.rc_context(RC):
         columns = min(len(levels), 3)
@@ -82,7 +86,7 @@ def draw(frame: pd.DataFrame, metric: str = "loss") -> Figure:
     return figure
 
 
-def save(figure: Figure, path: str | Path) -> None:
+def save(figure: "Figure", path: str | Path) -> None:
     figure.savefig(path, bbox_inches="tight")
 
 
@@ -167,7 +171,9 @@ def _frame_axes(panels, frame: pd.DataFrame, columns: int) -> None:
         panels[0].set_ylim(values.min() - room, values.max() + room)
 
 
-def _legend(figure: Figure, spare, frame: pd.DataFrame) -> None:
+def _legend(figure: "Figure", spare, frame: pd.DataFrame) -> None:
+    from matplotlib.lines import Line2D
+
     handles = [
         Line2D([], [], color=OPTIMIZER_COLOURS.get(name, OTHER_COLOUR), linewidth=3, label=name)
         for name in frame["optimizer"].unique()

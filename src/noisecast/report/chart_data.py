@@ -158,9 +158,9 @@ def _curves_of(table: pd.DataFrame, metric: str, number: dict[tuple, int]) -> di
 
 
 def _factor(num_seeds: Any) -> Any:
-    import scipy.stats
+    from scipy.special import stdtrit
 
-    return scipy.stats.t.ppf(0.975, (num_seeds - 1).clip(lower=1))
+    return stdtrit((num_seeds - 1).clip(lower=1), 0.975)
 
 
 def _number_and_half(value: float, half: float) -> list[float | None] | None:
