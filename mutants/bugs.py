@@ -74,7 +74,7 @@ BUGS = (
     Bug(
         "missing clip, row-sparse",
         (CLIP, ATTACK,),
-        (("engines/_kernels.py",
+        (("engines/_linear_kernels.py",
           "clipped = residual * min(f32(1.0), lanes.clip[lane] / max(length, f32(1e-38)))", "clipped = residual"),),
     ),
     Bug(

@@ -21,7 +21,7 @@ from engine_cases import (
 )
 
 from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, Stream, engines, linear_model, quadratic
-from noisecast.engines import _kernels, row_sparse
+from noisecast.engines import _linear_kernels, row_sparse
 from noisecast.engines.dense import DenseRun
 from noisecast.engines.row_sparse import RowSparseRun
 from noisecast.engines.simulate import SimulatedRun
@@ -73,7 +73,7 @@ def residuals_of_one(likelihood: int, outputs: int, length: float, clip: float, 
     """Clipped residuals of examples of norm `length`, label 0, with these logits: (examples, outputs)."""
     out = logits.astype(np.float32)
     n = len(out)
-    examples = _kernels.Examples(
+    examples = _linear_kernels.Examples(
         begin=np.zeros(n, np.int64), end=np.zeros(n, np.int64), indices=np.zeros(0, np.uint32),
         values=np.zeros(0, np.float32), labels=np.zeros((n, 1), np.int32),
         norms=np.full(n, length * NORM_SLACK, np.float32), likelihood=likelihood,
@@ -86,12 +86,12 @@ def residuals_of_one(likelihood: int, outputs: int, length: float, clip: float, 
 @numba.njit
 def clip_residuals(examples, batch, lanes, outputs, out):
     """Pieces of a kernel have no form that Python could call."""
-    if examples.likelihood == _kernels.LOGISTIC:
-        _kernels._clip_logistic(examples, batch, lanes, out)
-    elif examples.likelihood == _kernels.SOFTMAX:
-        _kernels._clip_softmax(examples, batch, lanes, outputs, out)
+    if examples.likelihood == _linear_kernels.LOGISTIC:
+        _linear_kernels._clip_logistic(examples, batch, lanes, out)
+    elif examples.likelihood == _linear_kernels.SOFTMAX:
+        _linear_kernels._clip_softmax(examples, batch, lanes, outputs, out)
     else:
-        _kernels._clip_multi_label(examples, batch, lanes, outputs, out)
+        _linear_kernels._clip_multi_label(examples, batch, lanes, outputs, out)
 
 
 @pytest.mark.parametrize("likelihood, outputs", [(0, 1), (1, 2), (1, 3), (1, 500), (2, 1), (2, 500)])

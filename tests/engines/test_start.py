@@ -33,6 +33,9 @@ def test_a_run_takes_no_step_that_epsilon_does_not_count(engine):
     last = run.params.copy()
     with pytest.raises(ValueError, match="up to num_steps, 12"):
         run.advance(13)
+    for behind in (11, -3):
+        with pytest.raises(ValueError, match="from 12, which is reached"):
+            run.advance(behind)
     np.testing.assert_array_equal(run.params, last)
 
 
@@ -56,6 +59,32 @@ def test_nothing_is_no_group():
     for scenarios, repeats in (([], [0]), ([scenario("dense")], [])):
         with pytest.raises(ValueError, match="a scenario and a repeat at least"):
             engines.start(scenarios, repeats=repeats, root=ROOT)
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"scenarios": scenario("dense")}, "put it into a list"),
+        ({"scenarios": ["dp-sgd"]}, "a Scenario, got str"),
+        ({"repeats": [-1]}, "whole numbers >= 0, got .-1."),
+        ({"repeats": [0.5]}, "whole numbers >= 0"),
+        ({"repeats": [3, 3]}, "different whole numbers"),
+        ({"root": 7}, "root to be a RandomRoot, .* got 7"),
+    ],
+)
+def test_a_wrong_argument_gets_a_sentence(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        engines.start(**{"scenarios": [scenario("dense")], "repeats": [0], "root": ROOT} | change)
+
+
+def test_what_cannot_be_trained_is_said_first():
+    asked = scenario("dense")
+    stream = dataclasses.replace(asked, mechanism=dataclasses.replace(asked.mechanism, sampler=Stream(4)))
+    assert engines.explain(stream).startswith("No engine can train this: ")
+    with pytest.raises(ValueError, match="is a data set, not a stream"):
+        engines.start([stream], repeats=[0], root=ROOT)
+    with pytest.raises(ValueError, match="Expected a Scenario, got int"):
+        engines.explain(3)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from noisecast.engines import dense, row_sparse, simulate
 from noisecast.privacy.noise import RandomRoot
 from noisecast.scenario import Scenario
@@ -19,12 +21,24 @@ _ENGINES: tuple[tuple[ModuleType, Any], ...] = (
 def start(scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot) -> Any:
     """A run of a group of scenarios (equal `group_key`): `advance` it, `evaluate` it, take its `params`.
 
-    Raises: ValueError if nothing is asked for, or of scenarios that are not of one group.
+    Args:
+      repeats: numbers of the runs of each scenario; one root and number give the same batches and noise again.
+      root: all randomness comes from it: `RandomRoot.from_os_entropy()`.
+    Raises: ValueError for arguments of another kind, if nothing is asked for, of scenarios that are not of one group,
+      or that no engine can train.
     """
+    _check_kinds(scenarios)
+    if not isinstance(root, RandomRoot):
+        raise ValueError(f"Expected root to be a RandomRoot, as RandomRoot.from_os_entropy(), got {root!r}.")
     if not scenarios or not len(repeats):
         raise ValueError(
             f"Expected a scenario and a repeat at least, got {len(scenarios)} scenarios and {len(repeats)} repeats."
         )
+    numbers = [repeat for repeat in repeats if isinstance(repeat, (int, np.integer)) and repeat >= 0]
+    if len(set(numbers)) < len(repeats):  # the same number twice would be the same run twice
+        raise ValueError(f"Expected repeats to be different whole numbers >= 0, got {list(repeats)}.")
+    if (reason := why_unsupported(scenarios[0])) is not None:
+        raise ValueError(reason)
     if len({group_key(scenario) for scenario in scenarios}) > 1:
         raise ValueError(
             "Expected scenarios of one group, alike in all but learning rate, clip norm, noise and delta; start others "
@@ -49,7 +63,10 @@ def why_unsupported(scenario: Scenario) -> str | None:
 
 
 def explain(scenario: Scenario) -> str:
-    """Which engine computes this scenario, and why not a faster one."""
+    """Which engine computes this scenario, and why not a faster one; or that none does."""
+    _check_kinds([scenario])
+    if (reason := why_unsupported(scenario)) is not None:
+        return f"No engine can train this: {reason}"
     reasons = []
     for module, _ in _ENGINES:
         reason = module.why_unsupported(scenario)
@@ -57,7 +74,16 @@ def explain(scenario: Scenario) -> str:
         if reason is None:
             return " ".join([f"Computed by the engine {name}.", *reasons])
         reasons.append(f"Not by {name}: {reason}")
-    return " ".join(reasons)
+    raise AssertionError("the dense engine computes what can be trained")
+
+
+def _check_kinds(scenarios: Sequence[Scenario]) -> None:
+    """A call in Python with the wrong thing gets a sentence."""
+    if isinstance(scenarios, Scenario):
+        raise ValueError("Expected a list of scenarios, got one scenario; put it into a list.")
+    other = next((each for each in scenarios if not isinstance(each, Scenario)), None)
+    if other is not None:
+        raise ValueError(f"Expected a Scenario, got {type(other).__name__}.")
 
 
 def _engine_of(scenario: Scenario) -> tuple[ModuleType, Any]:

@@ -64,10 +64,13 @@ def why_unsupported(scenario: Scenario) -> str | None:
     return None
 
 
-def check_horizon(to_step: int, scenario: Scenario) -> None:
-    """Raises: ValueError for steps beyond those that the scenario's epsilon counts."""
-    if to_step > scenario.num_steps:
-        raise ValueError(f"Expected a step up to num_steps, {scenario.num_steps}, which epsilon counts; got {to_step}.")
+def check_horizon(to_step: int, step: int, scenario: Scenario) -> None:
+    """Raises: ValueError for steps behind the one reached, or beyond those that the scenario's epsilon counts."""
+    last = scenario.num_steps
+    if to_step != int(to_step) or to_step < step:
+        raise ValueError(f"Expected a step from {step}, which is reached, up to num_steps, {last}; got {to_step}.")
+    if to_step > last:
+        raise ValueError(f"Expected a step up to num_steps, {last}, which epsilon counts; got {to_step}.")
 
 
 def without_learning_rate(optimizer: Optimizer) -> Optimizer:
@@ -115,8 +118,8 @@ class DenseRun:
         self._chunk: tuple[int, tuple[Array, Array]] | None = None
 
     def advance(self, to_step: int) -> None:
-        """Take steps until `to_step` of them have been taken. Raises: ValueError beyond num_steps."""
-        check_horizon(to_step, self._first)
+        """Take steps until `to_step` of them have been taken. Raises: ValueError behind `step`, or beyond num_steps."""
+        check_horizon(to_step, self.step, self._first)
         for step, stop, _ in self._first.schedule.stretches(self.step, to_step):
             rates = self._group.learning_rate * self._first.schedule.at(step)
             self._advance(stop, replace(self._group, learning_rate=rates))

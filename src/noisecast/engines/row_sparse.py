@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from noisecast.compiled import aligned, aligned_zeros
-from noisecast.engines import _factor_kernels, _kernels
+from noisecast.engines import _factor_kernels, _kernels, _linear_kernels
 from noisecast.engines._noise_kernels import TILE, TILE_OF_FEW_LANES
 from noisecast.engines.dense import DRAWS_PER_CHUNK, check_horizon
 from noisecast.engines.keys import batch_key, noise_key
@@ -76,10 +76,10 @@ class RowSparseRun:
         ]
 
     def advance(self, to_step: int) -> None:
-        """Take steps until `to_step` of them have been taken. Raises: ValueError beyond num_steps."""
-        check_horizon(to_step, self._first)
+        """Take steps until `to_step` of them have been taken. Raises: ValueError behind `step`, or beyond num_steps."""
+        check_horizon(to_step, self.step, self._first)
         self._each(lambda block: block.advance(self.step, to_step))
-        self.step = max(self.step, to_step)
+        self.step = to_step
 
     def block_until_ready(self) -> None:
         """Nothing to wait for: `advance` returns when its steps are taken."""
@@ -276,7 +276,7 @@ class _Form:
     Args:
       columns: parameters that a row holds of one run.
       examples: (problem's data) -> the named tuple of arrays for which `_kernels.bring` was told what to do.
-      evaluate: the kernel of the metrics, with the arguments of `_kernels.evaluate`.
+      evaluate: the kernel of the metrics, with the arguments of `_linear_kernels.evaluate`.
       num_scores, metrics: what it sums up beside losses, and what is made of the means: as in `linear.Likelihood`.
     """
 
@@ -287,7 +287,11 @@ class _Form:
     metrics: Callable[[Any], dict[str, Any]]
 
 
-_LIKELIHOODS = {LOGISTIC: _kernels.LOGISTIC, SOFTMAX: _kernels.SOFTMAX, MULTI_LABEL: _kernels.MULTI_LABEL}
+_LIKELIHOODS = {
+    LOGISTIC: _linear_kernels.LOGISTIC,
+    SOFTMAX: _linear_kernels.SOFTMAX,
+    MULTI_LABEL: _linear_kernels.MULTI_LABEL,
+}
 
 
 def _form_of(problem: Any) -> _Form | str:
@@ -310,7 +314,7 @@ def _form_of(problem: Any) -> _Form | str:
     return _Form(
         columns=problem.num_outputs,
         examples=lambda data: _examples(data, _LIKELIHOODS[problem.likelihood]),
-        evaluate=_kernels.evaluate,
+        evaluate=_linear_kernels.evaluate,
         num_scores=problem.likelihood.num_scores,
         metrics=problem.likelihood.metrics,
     )
@@ -322,7 +326,7 @@ def _ratings(pairs: RatedPairs, problem: MatrixFactorization) -> _factor_kernels
     return _factor_kernels.Ratings(users, items, labels, np.float32(2 * problem.error_weight), slack, vanished)
 
 
-def _examples(data: Labelled, likelihood: int) -> _kernels.Examples:
+def _examples(data: Labelled, likelihood: int) -> _linear_kernels.Examples:
     """The data set's own rows, without a copy."""
     rows: Any = data.rows
     # Unsigned: compiled code need not ask whether a row number counts from the end.
@@ -330,7 +334,9 @@ def _examples(data: Labelled, likelihood: int) -> _kernels.Examples:
     norms = np.sqrt(rows.squared_norms.astype(np.float64) + 1.0).astype(np.float32)
     upwards = norms * np.float32(NORM_SLACK)
     labels = np.asarray(data.labels, np.int32).reshape(len(norms), -1)
-    return _kernels.Examples(rows.starts[:-1], rows.starts[1:], indices, rows.values, labels, upwards, likelihood)
+    return _linear_kernels.Examples(
+        rows.starts[:-1], rows.starts[1:], indices, rows.values, labels, upwards, likelihood
+    )
 
 
 def _in_whole_vectors(scenarios: Sequence[Scenario], columns: int) -> Sequence[Scenario]:

@@ -67,8 +67,8 @@ class _Blocks:
             self._blocks.append(_Block(arrays, len(chosen), block(lanes)))
 
     def advance(self, to_step: int) -> None:
-        """Take steps until `to_step` of them have been taken. Raises: ValueError beyond num_steps."""
-        dense.check_horizon(to_step, self._first)
+        """Take steps until `to_step` of them have been taken. Raises: ValueError behind `step`, or beyond num_steps."""
+        dense.check_horizon(to_step, self.step, self._first)
         if to_step <= self.step:
             return
         with ThreadPoolExecutor(min(len(self._blocks), os.cpu_count() or 1)) as pool:
