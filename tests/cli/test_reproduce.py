@@ -321,7 +321,8 @@ def test_a_long_sweep_is_estimated_by_trial_before_it_begins(install, capsys, mo
 
     asked = []
 
-    def estimated(questions, *, workers):
+    def estimated(questions, *, workers, progress):
+        progress(0.5)
         asked.append((questions, workers))
         return 600.0
 

@@ -12,6 +12,7 @@ import noisecast as nc
 from noisecast.privacy.tuning import TrialDistribution, TrialKind
 from noisecast.question import Question
 from noisecast.sweeps import Store, estimate_seconds, run_sweep, tasks
+from noisecast.sweeps import run as sweep_run
 from noisecast.sweeps.pace import Pace
 from noisecast.sweeps.run import _in_order, _seconds_of
 from noisecast.sweeps.selection import Compose, select
@@ -208,6 +209,23 @@ def test_an_estimate_is_of_the_right_size(tmp_path):
     began = time.monotonic()
     run_sweep(asked, tmp_path / "store", workers=0)
     assert 0.1 < said / (time.monotonic() - began) < 10
+
+
+def test_an_estimate_makes_one_trial_of_a_kind_and_says_how_many_are_made(monkeypatch):
+    made, told = [], []
+
+    def trial(task):
+        made.append((task.runner.name, task.scenarios[0].optimizer.name))
+        return lambda work: 1.0
+
+    for name in ("_pace_of", "_pace_of_training"):
+        monkeypatch.setattr(sweep_run, name, trial)
+    all_noises = grid(runners=(nc.Training(), nc.Moments()))
+    one_noise = replace(all_noises, scenarios=tuple(replace(s, num_steps=19) for s in all_noises.scenarios[:2]))
+    estimate_seconds([one_noise, all_noises], workers=1, progress=told.append)
+    # Of groups of one and of two: training is timed for each, and of forecasts one tells what all of them take.
+    assert [made.count((runner, "DP-SGD")) for runner in ("training", "moments")] == [2, 1]
+    assert told == [number / len(made) for number in range(len(made) + 1)]
 
 
 def test_compiling_does_not_count_in_an_estimate():

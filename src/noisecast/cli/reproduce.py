@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from noisecast.cli.output import TABLE_STYLE, Json, Workers, number, print_json, to_reader, to_watcher
-from noisecast.cli.progress import duration, sweep_progress
+from noisecast.cli.progress import duration, share_progress, sweep_progress
 from noisecast.files import why_unwritable, written_whole
 
 Scale = Literal["quick", "paper"]
@@ -221,7 +221,8 @@ def _seconds(module: Any, order: _Order, asked: tuple[Any, ...]) -> float:
         return float(module.SECONDS[order.scale])
     from noisecast.sweeps import estimate_seconds
 
-    return estimate_seconds(asked, workers=order.workers)
+    with share_progress("Trials") as progress:
+        return estimate_seconds(asked, workers=order.workers, progress=progress)
 
 
 def _as_data(claim: Any) -> dict[str, Any]:

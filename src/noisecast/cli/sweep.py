@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from noisecast.cli.output import TABLE_STYLE, Json, Workers, number, print_json, to_reader, warn
-from noisecast.cli.progress import duration, sweep_progress
+from noisecast.cli.progress import duration, share_progress, sweep_progress
 from noisecast.privacy.tuning import TrialDistribution
 from noisecast.question import Question
 from noisecast.runners import refusals
@@ -79,7 +79,8 @@ def _say_trials(store: Path, json: bool) -> None:
 def _say_estimate(
     questions: tuple[Question, ...], trials: TrialDistribution | None, workers: int | None, json: bool
 ) -> None:
-    runs, seconds = num_runs(questions), estimate_seconds(questions, workers=workers)
+    with share_progress("Trials") as progress:
+        runs, seconds = num_runs(questions), estimate_seconds(questions, workers=workers, progress=progress)
     if trials is not None:  # cells are drawn alike
         runs, seconds = trials.mean, seconds * trials.mean / runs
     if json:

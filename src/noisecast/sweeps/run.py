@@ -23,6 +23,7 @@ from noisecast.sweeps.store import Finished, Store
 from noisecast.sweeps.tasks import Task, code_fingerprint, tasks_of
 from noisecast.sweeps.workers import Done, in_processes, in_this_process, on_ray
 
+LONG_TRIAL = 20.0  # seconds: beside it what is prepared once is little, and a second trial is not worth its time
 _SYNTHETIC = ("quadratic", "quartic")  # named by their shape: figures have many of one name, told apart by settings
 # Told the share of the work that is done, and the seconds left (None: not known yet).
 SweepProgress = Callable[[float, float | None], None]
@@ -97,21 +98,36 @@ def run_sweep(
         return opened.read()
 
 
-def estimate_seconds(questions: Sequence[Question], *, workers: int | None = None) -> float:
+def estimate_seconds(
+    questions: Sequence[Question],
+    *,
+    workers: int | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> float:
     """Wall time of a sweep on this machine, from a second's trial of each kind of run; forecasts by solving one.
 
     Args:
-      questions: of the sweep.   workers: as for `run_sweep`.
+      questions: of the sweep.   workers: as for `run_sweep`.   progress: told the share of the trials that are made.
     Returns: seconds; a rough number, for a person who decides whether to wait.
     Raises: ValueError: questions that `run_sweep` refuses.
     """
     _check_questions(questions)
     tasks = tasks_of(questions, RandomRoot.from_os_entropy())
-    paces: dict[tuple, Callable[[int], float]] = {}
+    kinds: dict[tuple, Task] = {}
     for task in tasks:
-        if task.kind not in paces:
-            paces[task.kind] = _pace_of_training(task) if isinstance(task.runner, Training) else _pace_of(task)
-    return sum(paces[task.kind](task.work) for task in tasks) / min(workers or os.cpu_count() or 1, len(tasks))
+        kinds.setdefault(_kind_of_trial(task), task)
+    paces: dict[tuple, Callable[[int], float]] = {}
+    for number, (kind, task) in enumerate(kinds.items()):
+        progress(number / len(kinds))
+        paces[kind] = _pace_of_training(task) if isinstance(task.runner, Training) else _pace_of(task)
+    progress(1.0)
+    seconds = sum(paces[_kind_of_trial(task)](task.work) for task in tasks)
+    return seconds / min(workers or os.cpu_count() or 1, len(tasks))
+
+
+def _kind_of_trial(task: Task) -> tuple:
+    """Training is as fast as groups are large; of the others' kinds one trial tells the pace for every size."""
+    return task.kind if isinstance(task.runner, Training) else task.kind[:-1]
 
 
 def _pace_of_training(task: Task) -> Callable[[int], float]:
@@ -136,9 +152,11 @@ def _pace_of(task: Task) -> Callable[[int], float]:
     if task.repeats:
         scenarios = tuple(replace(each, num_steps=min(64, each.num_steps)) for each in scenarios)
     parts = [replace(task, scenarios=some, record_at=(some[0].num_steps,)) for some in (scenarios[:1], scenarios[:2])]
-    (one, one_takes), (two, two_take) = [(part.work, _seconds_of(part.run, no_longer_to_compile=3.0)) for part in parts]
-    if two == one:
+    one, two = (part.work for part in parts)
+    one_takes = _seconds_of(parts[0].run, no_longer_to_compile=3.0)
+    if two == one or one_takes > LONG_TRIAL:
         return lambda work: one_takes * work / one
+    two_take = _seconds_of(parts[1].run, no_longer_to_compile=3.0)
     more = max(two_take - one_takes, 0.0) / (two - one)
     return lambda work: one_takes + more * (work - one)
 
