@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+import scipy.sparse
 from engine_cases import (
     ENGINES,
     FEW_STEPS,
@@ -21,8 +22,10 @@ from engine_cases import (
     scenario,
 )
 
-from noisecast import Scenario
+from noisecast import DPAdam, Poisson, SampledGaussian, Scenario, linear_model
+from noisecast.engines._kernels import FAR
 from noisecast.engines.row_sparse import RowSparseRun
+from noisecast.problems.datasets import Dataset
 
 
 def varied(case: Case, size: int) -> list[Scenario]:
@@ -60,6 +63,28 @@ def test_lanes_that_fill_a_vector_are_computed_for_nothing_and_dropped():
     alone = RowSparseRun(group[4:5], repeats=[3], root=ROOT)
     alone.advance(FEW_STEPS)
     np.testing.assert_allclose(run.params[0, 4], alone.params[0, 0], rtol=1e-5, atol=1e-7)
+
+
+def test_weights_that_are_fetched_while_their_noise_is_drawn_move_as_others():
+    """DP-Adam: a group of two is beyond `FAR`, each alone is not; and a last tile is not a whole group of pairs."""
+    rows, classes = FAR // 64 + 1_003, 40
+    rng = np.random.default_rng(SEED_DATA)
+    features = scipy.sparse.random_array((30, rows - 1), density=1e-3, dtype=np.float32, rng=rng, format="csr")
+    labels = (np.arange(30) % classes).astype(np.int32)
+    problem = linear_model(Dataset("wide", features, labels, tuple(map(str, range(classes)))))
+    mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Poisson.for_batch_size(8, 30))
+    group = [
+        Scenario(problem=problem, mechanism=mechanism, optimizer=DPAdam(learning_rate=rate), num_steps=3)
+        for rate in (0.01, 0.02)
+    ]
+    assert rows * classes < FAR < 2 * rows * classes
+    found = []
+    for members in (group, group[:1], group[1:]):
+        run = RowSparseRun(members, repeats=[0], root=ROOT)
+        run.advance(3)
+        found += [*run.params[0]]
+    assert np.abs(found[0]).min() > 0  # every weight has moved
+    np.testing.assert_allclose(found[:2], found[2:], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("engine, optimizer", [*(("row_sparse", o) for o in OPTIMIZERS), ("dense", "sgd")])

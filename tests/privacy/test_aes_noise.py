@@ -163,6 +163,18 @@ def test_a_tile_does_not_depend_on_the_lanes_beside_nor_on_how_many_rows_it_has(
     assert not np.array_equal(words(group, scratch, 0), words(group, scratch))
 
 
+def test_a_tile_of_many_lanes_has_fewer_rows_and_the_same_words():
+    found, sizes = [], []
+    for keys in (KEYS[:3], KEYS[1:2]):
+        lanes = lanes_of(keys, 250)
+        scratch = _scratch(10, lanes.lane, 4)
+        sizes.append(len(scratch.words))
+        _word_tile(64, 64, lanes, scratch)
+        found.append(scratch.words[:64])
+    assert sizes == [64, 128]
+    assert np.array_equal(found[0][:, 250:500], found[1])
+
+
 @needs_aes
 def test_a_tile_has_the_words_it_says():
     """Row 4 b + w has word w of the block of (lane, b, step, purpose)."""

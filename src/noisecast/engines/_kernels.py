@@ -24,14 +24,16 @@ import numpy as np
 from numba.extending import overload
 
 from noisecast.compiled import FAST, INLINE, INSIDE, prefetch, wide_vectors
-from noisecast.engines._noise_kernels import normal_tile, word_block, word_blocks_of_one, word_tile
-from noisecast.privacy.counter_noise import COIN, FLUSH_NOISE, MORE_BITS, STEP_NOISE, normal_cdf
+from noisecast.engines._noise_kernels import PAIRED, normal_tile, word_block, word_blocks_of_one, word_tile
+from noisecast.privacy.counter_noise import COIN, FLUSH_NOISE, MORE_BITS, STEP_NOISE, normal_cdf, normal_pair
 
 f32, u32 = np.float32, np.uint32
 
 # Sums in whatever order, so that they run along vectors.
 ANY_ORDER: Any = INSIDE | {"fastmath": {*FAST["fastmath"], "reassoc"}}
 LINE = 16  # numbers of 32 bits in a line of the cache
+FAR = 2**21  # so many weights, with both averages of DP-Adam, lie in memory, not in the cache
+AT_ONCE = 48  # numbers whose normals are drawn while as many of each of six kinds are on their way
 NEAR_TIE = f32(1e-6)  # float32 cannot decide a coin that lands this near its threshold
 
 
@@ -332,10 +334,10 @@ def _sign_moves_of_one(weights, rows, gradient, lanes, scratch):
     """`_sign_moves` of a tile with one lane, along rows."""
     column, sums = weights.reshape(-1), gradient.reshape(-1)
     words, above = scratch.words.reshape(-1), scratch.normals.reshape(-1)
-    noise_std, learning_rate, ties = lanes.noise_std[0], lanes.learning_rate[0], 0
+    noise_std, learning_rate, ties = lanes.noise_std[0], lanes.learning_rate[0], u32(0)
     for number in range(len(rows)):
         above[number] = _coin(sums[number], lanes.per_noise_std[0], words[number])
-        ties += abs(above[number]) < NEAR_TIE
+        ties = u32(ties + u32(abs(above[number]) < NEAR_TIE))
     if ties:
         for number in range(len(rows)):
             if abs(above[number]) < NEAR_TIE:
@@ -357,11 +359,11 @@ def _sign_moves(weights, rows, count, lanes, step, scratch):
             _sign_moves_of_one(weights, rows[first : first + size], gradient[first : first + size], lanes, scratch)
             continue
         for number in range(size):
-            row, ties = rows[first + number], 0
+            row, ties = rows[first + number], u32(0)
             for lane in range(weights.shape[1]):
                 distance = _coin(gradient[first + number, lane], lanes.per_noise_std[lane], words[number, lane])
                 above[number, lane] = distance
-                ties += abs(distance) < NEAR_TIE
+                ties = u32(ties + u32(abs(distance) < NEAR_TIE))  # as narrow as what is counted
             if ties:
                 for lane in range(weights.shape[1]):
                     if abs(above[number, lane]) < NEAR_TIE:
@@ -400,6 +402,31 @@ def _adam_move(g, m, v, keep_1, keep_2, unbias_1, unbias_2, eps):
 
 
 @numba.njit(**INSIDE)
+def _normals_while_fetching(words, normals, half, w, m, v, begin):
+    """`normal_tile` of words that are drawn, while the numbers that will move by it come from memory.
+
+    Some at a time: a processor waits for about fifty lines, and computes meanwhile.
+
+    Args:
+      words, normals: of whole pairs of rows, half a group apart; flat, as w, m, v.
+      begin: place of the tile's first number in w, m and v.
+    """
+    wide_vectors()
+    for group in range(0, len(words), 2 * half):
+        for first in range(group, group + half, AT_ONCE):
+            size = min(AT_ONCE, group + half - first)
+            one, two = words[first : first + size], words[first + half : first + half + size]
+            to_one, to_two = normals[first : first + size], normals[first + half : first + half + size]
+            for at in range(begin + first, begin + first + size, LINE):
+                for place in (at, at + half):
+                    prefetch(w, place)
+                    prefetch(m, place)
+                    prefetch(v, place)
+            for at in range(size):
+                to_one[at], to_two[at] = normal_pair(one[at], two[at])
+
+
+@numba.njit(**INSIDE)
 def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1, b2, eps, step, scratch):
     """Every row, in tiles: noise, both moments and the step while they are in the cache; g = (xi + G/(z C)) z C/B.
 
@@ -413,10 +440,16 @@ def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1
     unbias_2 = f32(-1.0 / math.expm1((step + 1) * math.log(b2))) if b2 > 0 else f32(1.0)
     keep_1, keep_2, width = f32(b1), f32(b2), weights.shape[1]
     gradient, sums, draws = scratch.gradient, scratch.gradient.reshape(-1), scratch.normals.reshape(-1)
-    tile = len(scratch.normals)
+    tile, words = len(scratch.normals), scratch.words.reshape(-1)
+    all_w, all_m, all_v = weights.reshape(-1), first.reshape(-1), second.reshape(-1)
     for start in range(0, len(weights), tile):
         size = min(tile, len(weights) - start)
-        normal_tile(start, size, lanes, u32(step), STEP_NOISE, scratch)
+        if len(all_w) < FAR:
+            normal_tile(start, size, lanes, u32(step), STEP_NOISE, scratch)
+        else:
+            word_tile(start, size, lanes, u32(step), STEP_NOISE, scratch)
+            pairs = -(-size // (2 * PAIRED)) * 2 * PAIRED * width
+            _normals_while_fetching(words[:pairs], draws, PAIRED * width, all_w, all_m, all_v, start * width)
         if width == 1:  # every row has its own sum
             for number in range(size):
                 draws[number] += sums[start + number] * lanes.per_noise_std[0]

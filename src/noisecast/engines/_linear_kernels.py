@@ -90,12 +90,24 @@ def _logits(weights, examples, batch, out):
         if lanes == 1:  # a sum in registers
             out[b, 0] = weights[bias, 0] + _dot(examples.indices, examples.values, begin, end, weights.reshape(-1))
             continue
+        indices, values = examples.indices, examples.values
         for lane in range(lanes):
             out[b, lane] = weights[bias, lane]
-        for entry in range(begin, end):
-            row, value = examples.indices[entry], examples.values[entry]
+        entry = begin
+        while entry + 4 <= end:  # the sums are loaded and stored once for four rows; they add up in the same order
+            row_0, row_1, row_2, row_3 = indices[entry], indices[entry + 1], indices[entry + 2], indices[entry + 3]
+            x_0, x_1, x_2, x_3 = values[entry], values[entry + 1], values[entry + 2], values[entry + 3]
+            for lane in range(lanes):
+                z = out[b, lane] + x_0 * weights[row_0, lane]
+                z += x_1 * weights[row_1, lane]
+                z += x_2 * weights[row_2, lane]
+                out[b, lane] = z + x_3 * weights[row_3, lane]
+            entry += 4
+        while entry < end:
+            row, value = indices[entry], values[entry]
             for lane in range(lanes):
                 out[b, lane] += value * weights[row, lane]
+            entry += 1
 
 
 @numba.njit(**INSIDE)
@@ -137,21 +149,47 @@ def _clip_residuals(z, norm, clip):
 
 
 @numba.njit(**INSIDE)
+def _largest(z):
+    """Four maxima at once: one would wait for each comparison."""
+    a, b, c, d, m = z[0], z[0], z[0], z[0], 0
+    while m + 4 <= len(z):
+        a, b, c, d = max(a, z[m]), max(b, z[m + 1]), max(c, z[m + 2]), max(d, z[m + 3])
+        m += 4
+    while m < len(z):
+        a = max(a, z[m])
+        m += 1
+    return max(max(a, b), max(c, d))
+
+
+@numba.njit(**ANY_ORDER)
+def _sum(z):
+    total = f32(0.0)
+    for m in range(len(z)):
+        total += z[m]
+    return total
+
+
+@numba.njit(**INSIDE)
+def _to_probabilities(z):
+    """Softmax, in place. Returns the largest logit, and the sum of e^(z - largest)."""
+    wide_vectors()
+    largest = _largest(z)
+    for m in range(len(z)):  # a sum beside it, in order, would keep it from running along vectors
+        z[m] = exponential(z[m] - largest)
+    total = _sum(z)
+    for m in range(len(z)):
+        z[m] = z[m] / total
+    return largest, total
+
+
+@numba.njit(**INSIDE)
 def _clip_softmax(examples, batch, lanes, outputs, out):
     """Logits to residuals softmax(z) - onehot(y), times the clip factor of their run; `outputs` lanes a run."""
     for b in range(len(batch)):
         label, norm = examples.labels[batch[b], 0], examples.norms[batch[b]]
         for first in range(0, out.shape[1], outputs):
             z = out[b, first : first + outputs]
-            largest = z[0]
-            for m in range(outputs):
-                largest = max(largest, z[m])
-            total = f32(0.0)
-            for m in range(outputs):
-                z[m] = exponential(z[m] - largest)
-                total += z[m]
-            for m in range(outputs):
-                z[m] = z[m] / total
+            _to_probabilities(z)
             z[label] -= f32(1.0)
             _clip_residuals(z, norm, lanes.clip[first])
 
@@ -252,23 +290,14 @@ def _evaluate_logistic(z, label, scores):
 @numba.njit(**INSIDE)
 def _evaluate_softmax(z, label, scores):
     """Adds to the score, right or not; logits to residuals. Returns the loss and |residuals|^2."""
-    largest, best = z[0], 0
+    logit, best = z[label], 0
     for m in range(len(z)):
-        if z[m] > largest:
-            largest, best = z[m], m
-    shifted = z[label] - largest
-    total = f32(0.0)
-    for m in range(len(z)):
-        z[m] = exponential(z[m] - largest)
-        total += z[m]
+        if z[m] > z[best]:
+            best = m
     scores[0] += best == label
-    square = f32(0.0)
-    for m in range(len(z)):
-        z[m] /= total
-        if m == label:
-            z[m] -= f32(1.0)
-        square += z[m] * z[m]
-    return math.log(np.float64(total)) - np.float64(shifted), square
+    largest, total = _to_probabilities(z)
+    z[label] -= f32(1.0)
+    return math.log(np.float64(total)) - np.float64(logit - largest), f32(_squared_length(z))
 
 
 @numba.njit(**INSIDE)

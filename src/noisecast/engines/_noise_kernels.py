@@ -15,10 +15,17 @@ from noisecast.privacy.counter_noise import normal_pair, threefry, threefry_twic
 
 u32 = np.uint32
 
-# Rows whose noise is drawn at once: it stays in the cache's second level, and what a tile costs to begin is spread.
-TILE, TILE_OF_FEW_LANES = 256, 2048
+# Rows whose noise is drawn at once, and the numbers that they may hold beyond the fewest rows.
+TILE, TILE_OF_FEW_LANES, FEWEST_ROWS, MOST_NUMBERS = 256, 2048, 64, 2**15
 PAIRED = 16  # rows so far apart in a group of twice as many are a pair of Box and Muller's
 BLOCKS = 16  # of Threefry that lie side by side: four words each make the noise of 64 rows, what a tile is made of
+
+
+def tile_of(lanes: int) -> int:
+    """Rows of a tile: its noise stays in the cache's second level, and what it costs to begin is spread."""
+    if lanes < VECTOR:
+        return TILE_OF_FEW_LANES
+    return min(TILE, max(FEWEST_ROWS, MOST_NUMBERS // lanes // FEWEST_ROWS * FEWEST_ROWS))
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import numpy as np
 
 from noisecast.compiled import aligned, aligned_zeros
 from noisecast.engines import _factor_kernels, _kernels, _linear_kernels
-from noisecast.engines._noise_kernels import TILE, TILE_OF_FEW_LANES
+from noisecast.engines._noise_kernels import tile_of
 from noisecast.engines.dense import DRAWS_PER_CHUNK, check_horizon
 from noisecast.engines.keys import batch_key, noise_key
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
-from noisecast.privacy.aes_noise import AES, ROUNDS, VECTOR, round_keys
+from noisecast.privacy.aes_noise import AES, ROUNDS, round_keys
 from noisecast.privacy.drawing import STEPS_PER_BLOCK
 from noisecast.privacy.noise import RandomRoot, key_words
 from noisecast.privacy.secure_noise import WORDS, first_states
@@ -385,7 +385,7 @@ def _cipher_states(
 
 def _scratch(rows: int, lane: np.ndarray, width: int, cipher: np.ndarray | None = None) -> _kernels.Scratch:
     lanes = len(lane)
-    tile = TILE if lanes >= VECTOR else TILE_OF_FEW_LANES
+    tile = tile_of(lanes)
     states = np.zeros((16, 0), np.uint32) if cipher is None else aligned(np.tile(cipher, tile // WORDS))
     return _kernels.Scratch(
         stamp=np.zeros(rows, np.int32),
