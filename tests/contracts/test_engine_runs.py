@@ -38,15 +38,16 @@ def varied(case: Case, size: int) -> list[Scenario]:
 
 @pytest.mark.parametrize("case", [Case("row_sparse", o, "poisson", p) for o in OPTIMIZERS for p in PROBLEMS], ids=str)
 def test_a_run_does_not_depend_on_its_group(case):
-    """Alone, among three, sixteen and twenty: lanes that fill whole vectors are drawn in a loop of their own."""
+    """Alone, among three, five, sixteen and twenty: lanes that fill whole vectors are drawn in a loop of their own, and
+    some that do not are filled up."""
     found = {}
-    for size in (1, 3, 16, 20):
+    for size in (1, 3, 5, 16, 20):
         group = varied(case, 20)
         group = [*group[20 - size : 19], group[7]]  # number 7 is always the last
         run = ENGINES[case.engine](group, repeats=(2, 5), root=ROOT)
         run.advance(FEW_STEPS)
         found[size] = run.params[:, -1]
-    for size in (3, 16, 20):
+    for size in (3, 5, 16, 20):
         np.testing.assert_allclose(found[size], found[1], rtol=1e-4, atol=2e-5)
 
 
@@ -67,7 +68,7 @@ def test_lanes_that_fill_a_vector_are_computed_for_nothing_and_dropped():
 
 def test_weights_that_are_fetched_while_their_noise_is_drawn_move_as_others():
     """DP-Adam: a group of two is beyond `FAR`, each alone is not; and a last tile is not a whole group of pairs."""
-    rows, classes = FAR // 64 + 1_003, 40
+    rows, classes = FAR // 64 + 1_003, 32
     rng = np.random.default_rng(SEED_DATA)
     features = scipy.sparse.random_array((30, rows - 1), density=1e-3, dtype=np.float32, rng=rng, format="csr")
     labels = (np.arange(30) % classes).astype(np.int32)
@@ -81,6 +82,7 @@ def test_weights_that_are_fetched_while_their_noise_is_drawn_move_as_others():
     found = []
     for members in (group, group[:1], group[1:]):
         run = RowSparseRun(members, repeats=[0], root=ROOT)
+        assert len(run._blocks) == 1
         run.advance(3)
         found += [*run.params[0]]
     assert np.abs(found[0]).min() > 0  # every weight has moved

@@ -27,7 +27,7 @@ from noisecast.scenario import Scenario
 STEPS_PER_CHUNK = 4096  # batches drawn at once, if they are small: long beside a call
 # The places of a lane's number and a block's number in a counter.
 FIRST_OF_FOUR, SECOND_OF_FOUR = np.array([1, 0, 0, 0], np.uint32), np.array([0, 1, 0, 0], np.uint32)
-LANES_OF_A_VECTOR = 8  # an odd number of lanes is slower than the next whole vector
+LANES_OF_A_VECTOR = 8
 LANES_OF_A_BLOCK = 64  # many enough to share what a batch costs, few enough for the cache, and for threads to share out
 
 
@@ -157,14 +157,15 @@ class _Block:
         self._optimizer, self._mechanism, self._schedule = first.optimizer, first.mechanism, first.schedule
         self._form, self._train, self._test = form, train, test
         self._asked = len(scenarios)
-        scenarios = _in_whole_vectors(scenarios, form.columns)
+        self._kernels = _OPTIMIZERS[type(first.optimizer)]
+        if form.columns == 1 and len(scenarios) >= self._kernels.fewest_filled:
+            scenarios = _in_whole_vectors(scenarios)
         self._num_runs = len(scenarios)
         self._batch_key = batch_key(first, root=root, repeat=repeat)
         self._lanes = _lanes(scenarios, form.columns, root, repeat)
         start = np.asarray(first.problem.initial_params(), np.float32).reshape(-1, form.columns)
         weights = aligned(np.tile(start, len(scenarios)))
         rows, lanes = weights.shape
-        self._kernels = _OPTIMIZERS[type(first.optimizer)]
         self._weights = _LazyWeights(weights, np.zeros(rows, np.int32), self._kernels.flush)
         self._memory = [aligned_zeros((rows, lanes)) for _ in range(self._kernels.num_moments)]
         self._cipher = _cipher_states(scenarios, self._lanes, root, repeat)
@@ -245,10 +246,14 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """An optimizer's compiled form: its steps, the flush of what they postpone (None: nothing), its settings."""
+    """An optimizer's compiled form: its steps, the flush of what they postpone (None: nothing), its settings.
+
+    fewest_filled: from so many lanes on, lanes that fill no vector are slower than some more that do.
+    """
 
     steps: Callable[..., None]
     flush: Callable[..., None] | None
+    fewest_filled: int
     num_moments: int = 0
     settings: Callable[[Any, Any], tuple] = field(default=lambda optimizer, mechanism: ())
 
@@ -258,11 +263,12 @@ def _adam_steps(weights, last, *arguments) -> None:
 
 
 _OPTIMIZERS = {
-    DPSGD: _Kernels(_kernels.sgd_steps, _kernels.flush_sgd),
-    DPSignSGD: _Kernels(_kernels.sign_steps, _kernels.flush_sign),
+    DPSGD: _Kernels(_kernels.sgd_steps, _kernels.flush_sgd, fewest_filled=5),
+    DPSignSGD: _Kernels(_kernels.sign_steps, _kernels.flush_sign, fewest_filled=4),
     DPAdam: _Kernels(
         _adam_steps,
         None,
+        fewest_filled=7,
         num_moments=2,
         settings=lambda adam, mechanism: (float(mechanism.expected_batch_size), adam.b1, adam.b2, adam.eps),
     ),
@@ -339,10 +345,8 @@ def _examples(data: Labelled, likelihood: int) -> _linear_kernels.Examples:
     )
 
 
-def _in_whole_vectors(scenarios: Sequence[Scenario], columns: int) -> Sequence[Scenario]:
-    """With the last one repeated, to be computed for nothing and dropped, where that is faster: same key, same run."""
-    if columns > 1 or len(scenarios) <= LANES_OF_A_VECTOR - 2:
-        return scenarios
+def _in_whole_vectors(scenarios: Sequence[Scenario]) -> Sequence[Scenario]:
+    """With the last one repeated, to be computed for nothing and dropped: same key, same run."""
     return [*scenarios, *[scenarios[-1]] * (-len(scenarios) % LANES_OF_A_VECTOR)]
 
 
