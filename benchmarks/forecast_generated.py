@@ -1,4 +1,4 @@
-"""The forecast on generated data: ten kinds of features, two classes, trained until each mean loss is known.
+"""The forecast on generated data: seventeen kinds of features, two classes, trained until each mean loss is known.
 
   python -m benchmarks.forecast_generated
   python -m benchmarks.forecast_generated wide,zipf-counts --most-seeds 2048 --output cells.csv
@@ -82,9 +82,9 @@ def zipf_binary(rng: np.random.Generator) -> Features:
     return scipy.sparse.csr_array((_words(rng) > 0).astype(np.float32))
 
 
-def _words(rng: np.random.Generator) -> np.ndarray:
-    frequency = 1 / (np.arange(3000) + 3.0)
-    lengths = np.exp(rng.normal(4, 0.9, 4000)).clip(5, 800).astype(int)
+def _words(rng: np.random.Generator, num_texts: int = 4000, num_words: int = 3000) -> np.ndarray:
+    frequency = 1 / (np.arange(num_words) + 3.0)
+    lengths = np.exp(rng.normal(4, 0.9, num_texts)).clip(5, 800).astype(int)
     return np.stack([rng.multinomial(length, frequency / frequency.sum()) for length in lengths])
 
 
@@ -100,12 +100,54 @@ def scales(rng: np.random.Generator) -> Features:
     return raw / np.sqrt((raw**2).sum(axis=1).mean())
 
 
+def tf_idf(rng: np.random.Generator) -> Features:
+    """Rows of length 1, rare words heavier."""
+    counts = _words(rng)
+    weighted = np.log1p(counts) * np.log((1 + len(counts)) / (1 + (counts > 0).sum(axis=0)))
+    return scipy.sparse.csr_array((weighted / np.sqrt((weighted**2).sum(axis=1, keepdims=True))).astype(np.float32))
+
+
+def one_hot(rng: np.random.Generator) -> Features:
+    """Twelve columns of categories, two to a hundred each; one row in seven has the second label."""
+    levels = (2, 3, 5, 7, 9, 16, 7, 2, 41, 6, 100, 14)
+    columns = [np.eye(n, dtype=np.float32)[rng.choice(n, 5000, p=rng.dirichlet(np.full(n, 0.7)))] for n in levels]
+    return scipy.sparse.csr_array(np.hstack(columns))
+
+
+def table(rng: np.random.Generator) -> Features:
+    """Thirty correlated columns of size 1, many rows."""
+    return rng.normal(size=(6000, 30)) @ rng.normal(size=(30, 30)) / 30**0.5
+
+
+def small_table(rng: np.random.Generator) -> Features:
+    return rng.normal(size=(400, 20))
+
+
+def pixels(rng: np.random.Generator) -> Features:
+    """Smooth pictures of 14 by 14, from 0 to 1."""
+    at = np.stack(np.meshgrid(np.arange(14), np.arange(14)), axis=-1).reshape(-1, 2)
+    near = np.exp(-((at[:, None] - at[None]) ** 2).sum(axis=-1) / 8) + 1e-4 * np.eye(196)
+    return (rng.normal(size=(4000, 196)) @ np.linalg.cholesky(near).T).clip(0, 1)
+
+
+def heavy_tails(rng: np.random.Generator) -> Features:
+    """Student's t with three degrees of freedom; one row in six has the second label."""
+    return rng.standard_t(3, size=(3000, 60)) / 8
+
+
+def long_binary(rng: np.random.Generator) -> Features:
+    """More texts and more words."""
+    return scipy.sparse.csr_array((_words(rng, 12_000, 6000) > 0).astype(np.float32))
+
+
 KINDS: dict[str, Callable[[np.random.Generator], Features]] = {
     make.__name__.replace("_", "-"): make
     for make in (
         binary, one_factor, five_factors, positive, standardised, copies, zipf_counts, zipf_binary, wide, scales,
+        tf_idf, one_hot, table, small_table, pixels, heavy_tails, long_binary,
     )
 }  # fmt: skip
+OFFSETS = {"one-hot": -2.5, "heavy-tails": -2.0}  # of the margins: labels of unequal number
 
 
 @app.default
@@ -139,7 +181,7 @@ def problem_of(name: str) -> LinearModel:
     if not scipy.sparse.issparse(features):
         features = features.astype(np.float32)
     margin = np.asarray(features @ rng.normal(size=features.shape[1]))
-    margin = 1.5 * (margin - margin.mean()) / margin.std()
+    margin = 1.5 * (margin - margin.mean()) / margin.std() + OFFSETS.get(name, 0.0)
     labels = (rng.random(len(margin)) < 1 / (1 + np.exp(-margin))).astype(np.int32)
     split = len(labels) * 4 // 5
     parts = [Dataset(name, features[at], labels[at], ("no", "yes")) for at in (slice(split), slice(split, None))]
