@@ -5,11 +5,12 @@ import math
 
 import pandas as pd
 import pytest
+import scipy.stats
 from cli_inputs import SCENARIO
 
 from noisecast.cli import main
+from noisecast.cli.accuracy import _farthest, what_may_be_chance
 from noisecast.cli.accuracy import summary as summary_of
-from noisecast.cli.accuracy import what_may_be_chance
 from noisecast.cli.forecast import NON_PRIVATE
 from noisecast.runners import Moments
 from noisecast.scenario_file import read_scenario_file
@@ -160,7 +161,7 @@ def test_the_summary_is_of_the_cells(run):
 
 
 def test_the_worst_of_the_others_leaves_out_what_is_called_extrapolated():
-    cells = {"step": 9, "num_steps": 9, "trained_mean": 1.0, "trained_sem": 0.1, "trained_std": 0.2}
+    cells = {"step": 9, "num_steps": 9, "trained_mean": 1.0, "trained_sem": 0.1, "trained_std": 0.2, "num_seeds": 16}
     frame = pd.DataFrame(
         [
             cells | {"error": error, "standard_errors": 0.0, "forecast_std": 0.2, "status": status}
@@ -210,10 +211,21 @@ def test_answer_may_ask_for_the_forecast(run):
 
 def test_accuracy_says_which_errors_may_be_chance():
     found = {"num_cells": 18, "median": 0.004, "median_standard_error": 0.004}
+    found |= {"farthest": 2.9, "chance_of_farthest": 0.1}
     assert [s.split(",")[0] for s in what_may_be_chance(found | {"num_beyond_two": 4})] == [
         "4 of 18 cells lie beyond two standard errors",
         "Most other errors may be chance: give more --seeds to see smaller ones.",
     ]
     assert what_may_be_chance(found | {"num_beyond_two": 1})[0].startswith("Most of these errors may be chance")
     assert what_may_be_chance(found | {"num_beyond_two": 1, "median": 0.01}) == []
+    far = found | {"num_beyond_two": 1, "farthest": 16.1, "chance_of_farthest": 1e-20}
+    assert what_may_be_chance(far)[0] == "One cell lies 16 standard errors off, farther than chance takes any."
     assert what_may_be_chance({"num_cells": 0}) == []
+
+
+def test_the_farthest_error_is_judged_by_its_seeds_and_by_how_many_cells_there_are():
+    cells = pd.DataFrame({"standard_errors": [0.5, -6.0, 3.0], "num_seeds": [64, 3, 64]})
+    found = _farthest(cells)  # 6 standard errors of three seeds are less than 3 of 64
+    assert found["farthest"] == 3.0
+    assert found["chance_of_farthest"] == pytest.approx(3 * 2 * scipy.stats.t.sf(3.0, 63))
+    assert _farthest(cells[:0])["farthest"] is None

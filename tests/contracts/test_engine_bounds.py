@@ -6,6 +6,7 @@ import numba
 import numpy as np
 import pytest
 import scipy.sparse
+import scipy.special
 from engine_cases import (
     CLIP,
     ENGINES,
@@ -81,6 +82,17 @@ def residuals_of_one(likelihood: int, outputs: int, length: float, clip: float, 
     lanes = row_sparse._lanes([scenario(Case("row_sparse", "sgd", "poisson", "logistic"), clip=clip)], outputs, ROOT, 0)
     clip_residuals(examples, np.arange(n), lanes, outputs, out)
     return out
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 4, 5, 7, 17, 500])
+def test_probabilities_are_those_of_float64_whichever_class_is_largest(num_classes):
+    """Differences beyond 88, where e^x ends in float32: they are taken from the largest logit, wherever it stands."""
+    rng = np.random.default_rng(SEED_DATA)
+    logits = np.float32(rng.normal(scale=60, size=(num_classes + 50, num_classes)))
+    logits[np.arange(num_classes), np.arange(num_classes)] = 300
+    found = residuals_of_one(1, num_classes, 1e-6, 1e6, logits)
+    expected = scipy.special.softmax(np.float64(logits), axis=1) - np.eye(num_classes)[0]
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=3e-7)
 
 
 @numba.njit

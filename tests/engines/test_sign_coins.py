@@ -29,24 +29,27 @@ def float64_is_up(sums: np.ndarray, words: np.ndarray) -> np.ndarray:
     return (np.float64(words) + 0.5) * 2.0**-32 < ndtr(-np.float64(sums) / np.float64(NOISE_STD))
 
 
-def engine_is_up(sums: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """Where `_sign_moves_of_one` moves weights of 0, with these words in its scratch."""
-    one = np.ones(1, np.float32)
+def engine_is_up(sums: np.ndarray, words: np.ndarray, num_lanes: int = 1) -> np.ndarray:
+    """Where the engine moves weights of 0 with these words in its scratch, dealt out to so many lanes."""
+    ones = np.ones(num_lanes, np.float32)
     lanes = _kernels.Lanes(
-        clip=one, noise_std=one * NOISE_STD, per_noise_std=one / NOISE_STD, learning_rate=one, step_size=one,
-        step_noise=one, lane=np.zeros(1, np.uint32), keys=np.zeros((11, 4), np.uint32),
+        clip=ones, noise_std=ones * NOISE_STD, per_noise_std=ones / NOISE_STD, learning_rate=ones, step_size=ones,
+        step_noise=ones, lane=np.zeros(num_lanes, np.uint32), keys=np.zeros((11, 4 * num_lanes), np.uint32),
     )  # fmt: skip
     scratch = row_sparse._scratch(4, lanes.lane, 1)
-    tile, moved = len(scratch.words), np.zeros(len(sums), np.float32)
+    padded = -(-len(sums) // num_lanes) * num_lanes
+    sums, words = (np.resize(values, padded).reshape(-1, num_lanes) for values in (sums, words))
+    tile, moved = len(scratch.words), np.zeros(sums.shape, np.float32)
+    move = _moves_of_one if num_lanes == 1 else _moves_of_many
     for first in range(0, len(sums), tile):
         part = slice(first, first + tile)
         size = len(sums[part])
-        scratch.words[:size, 0] = words[part]
-        weights = np.zeros((size, 1), np.float32)
-        _moves(weights, np.arange(size, dtype=np.uint32), aligned(sums[part, None]), lanes, scratch)
-        moved[part] = weights[:, 0]
+        scratch.words[:size] = words[part]
+        weights = np.zeros((size, num_lanes), np.float32)
+        move(weights, np.arange(size, dtype=np.uint32), aligned(sums[part]), lanes, scratch)
+        moved[part] = weights
     assert set(np.unique(moved)) == {-1.0, 1.0}
-    return moved > 0
+    return moved.ravel() > 0
 
 
 def float32_is_up(sums: np.ndarray, words: np.ndarray) -> np.ndarray:
@@ -57,8 +60,13 @@ def float32_is_up(sums: np.ndarray, words: np.ndarray) -> np.ndarray:
 
 # Pieces of kernels can be called by compiled code alone.
 @numba.njit
-def _moves(weights, rows, sums, lanes, scratch):
+def _moves_of_one(weights, rows, sums, lanes, scratch):
     _kernels._sign_moves_of_one(weights, rows, sums, lanes, scratch)
+
+
+@numba.njit
+def _moves_of_many(weights, rows, sums, lanes, scratch):
+    _kernels._sign_moves_of_many(weights, rows, sums, lanes, scratch)
 
 
 @numba.njit
@@ -69,19 +77,22 @@ def _coins(sums, per_noise_std, words):
     return found
 
 
-def test_every_coin_is_the_float64_one():
+@pytest.mark.parametrize("num_lanes", [1, 2, 8, 17])
+def test_every_coin_is_the_float64_one(num_lanes):
     sums, words = near_and_far()
     expected = float64_is_up(sums, words)
     assert 0.3 < expected.mean() < 0.7
-    wrong, without = engine_is_up(sums, words) != expected, float32_is_up(sums, words) != expected
+    wrong = engine_is_up(sums, words, num_lanes)[: len(words)] != expected
+    without = float32_is_up(sums, words) != expected
     print(f"{wrong.sum()} of {len(words)} coins wrong; {without.sum()} in float32 alone")
     assert not wrong.any()
     assert without.sum() > 100  # control: near ties do need float64
 
 
+@pytest.mark.parametrize("num_lanes", [1, 8])
 @pytest.mark.parametrize("ratio", [5.5, 6.2])
-def test_the_tails_that_float32_cuts_off_are_there(ratio):
+def test_the_tails_that_float32_cuts_off_are_there(ratio, num_lanes):
     """Phi(-5.5) 2^32 is 82 words and Phi(-6.2) one: a gradient that long is hardly ever turned by noise, not never."""
     words = np.arange(200, dtype=np.uint32)
     sums = np.full(len(words), ratio * NOISE_STD, np.float32)
-    assert engine_is_up(sums, words).sum() == float64_is_up(sums, words).sum() == round(ndtr(-ratio) * 2**32)
+    assert engine_is_up(sums, words, num_lanes).sum() == float64_is_up(sums, words).sum() == round(ndtr(-ratio) * 2**32)

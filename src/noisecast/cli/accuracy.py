@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
-from scipy.special import bdtrc, ndtr
+from scipy.special import bdtrc, ndtr, stdtr
 
 from noisecast.cli.answer import changing_rates, schedules_of
 from noisecast.cli.forecast import Subsample, TimeSteps, able_and_refused, moments_with
@@ -158,6 +158,7 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
       num_extrapolated among the compared; median, percentile_95 and worst |error|; worst_of_others, that are not
       extrapolated; within_1_percent, within_5_percent,
       shares of cells; median_standard_error of the trained means; num_beyond_two, errors beyond two standard errors;
+      farthest, the largest error in standard errors; chance_of_farthest, at most, that one of all cells lies there;
       median_error_of_std, worst_error_of_std, of the standard deviation over runs; and curve_median, of |error| at all
       recorded steps after the start. None where nothing is compared.
     """
@@ -182,10 +183,21 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
         "within_5_percent": (errors <= 0.05).mean(),
         "median_standard_error": (compared["trained_sem"] / compared["trained_mean"].abs()).median(),
         "num_beyond_two": int((compared["standard_errors"].abs() > 2).sum()),
+        **_farthest(compared),
         "curve_median": cells_of_curves["error"].abs().median(),
         "median_error_of_std": None if spreads.empty else spreads.median(),
         "worst_error_of_std": None if spreads.empty else spreads.max(),
     }
+
+
+def _farthest(compared: Any) -> dict[str, float | None]:
+    """By Student's t of each cell's seeds, and Bonferroni."""
+    known = compared[compared["standard_errors"].notna() & (compared["num_seeds"] > 1)]
+    if known.empty:
+        return {"farthest": None, "chance_of_farthest": None}
+    away = known["standard_errors"].abs().to_numpy(float)
+    chances = 2 * stdtr(known["num_seeds"].to_numpy(float) - 1, -away)
+    return {"farthest": float(away[chances.argmin()]), "chance_of_farthest": min(1.0, len(known) * chances.min())}
 
 
 def what_may_be_chance(found: dict[str, Any]) -> list[str]:
@@ -195,6 +207,8 @@ def what_may_be_chance(found: dict[str, Any]) -> list[str]:
     beyond, count, sentences = found["num_beyond_two"], found["num_cells"], []
     if beyond and bdtrc(beyond - 1, count, 2 * ndtr(-2)) < 0.01:
         sentences.append(f"{beyond} of {count} cells lie beyond two standard errors, more than chance puts there.")
+    elif found["chance_of_farthest"] is not None and found["chance_of_farthest"] < 0.01:
+        sentences.append(f"One cell lies {found['farthest']:.0f} standard errors off, farther than chance takes any.")
     if found["median"] < 2 * found["median_standard_error"]:
         others = "Most other errors" if sentences else "Most of these errors"
         sentences.append(f"{others} may be chance: give more --seeds to see smaller ones.")

@@ -44,10 +44,10 @@ def results(
         rows = query(table, sql)
     else:
         known = sorted(set(table["metric"]))
+        if not known:
+            raise ValueError(f"{store} has no finished group yet, so there is nothing to read.")
         if metric not in known:
-            raise ValueError(
-                f"Expected a metric among {', '.join(known) or 'none: the store is empty'}, got '{metric}'."
-            )
+            raise ValueError(f"Expected a metric among {', '.join(known)}, got '{metric}'.")
         rows = _ends(table, metric)
     if output is not None:
         _write(rows, table if sql is None and not columns else None, output)

@@ -32,7 +32,7 @@ f32, u32 = np.float32, np.uint32
 # Sums in whatever order, so that they run along vectors.
 ANY_ORDER: Any = INSIDE | {"fastmath": {*FAST["fastmath"], "reassoc"}}
 LINE = 16  # numbers of 32 bits in a line of the cache
-FAR = 2**21  # so many weights, with both averages of DP-Adam, lie in memory, not in the cache
+FAR = 2**22  # so many weights, with both averages of DP-Adam, lie in memory, not in the cache
 AT_ONCE = 48  # numbers whose normals are drawn while as many of each of six kinds are on their way
 NEAR_TIE = f32(1e-6)  # float32 cannot decide a coin that lands this near its threshold
 
@@ -347,31 +347,38 @@ def _sign_moves_of_one(weights, rows, gradient, lanes, scratch):
 
 
 @numba.njit(**INSIDE)
+def _sign_moves_of_many(weights, rows, gradient, lanes, scratch):
+    """`_sign_moves` of a tile with several lanes, row by row."""
+    wide_vectors()
+    words, above = scratch.words, scratch.normals
+    for number in range(len(rows)):
+        row, ties = rows[number], u32(0)
+        for lane in range(weights.shape[1]):
+            distance = _coin(gradient[number, lane], lanes.per_noise_std[lane], words[number, lane])
+            above[number, lane] = distance
+            ties = u32(ties + u32(abs(distance) < NEAR_TIE))  # as narrow as what is counted
+        if ties:
+            for lane in range(weights.shape[1]):
+                if abs(above[number, lane]) < NEAR_TIE:
+                    is_up = _is_up(gradient[number, lane], lanes.noise_std[lane], words[number, lane])
+                    above[number, lane] = f32(-1.0) if is_up else f32(1.0)
+        for lane in range(weights.shape[1]):
+            step_up = above[number, lane] < f32(0.0)
+            weights[row, lane] += lanes.learning_rate[lane] if step_up else -lanes.learning_rate[lane]
+
+
+@numba.njit(**INSIDE)
 def _sign_moves(weights, rows, count, lanes, step, scratch):
     """-eta sign(G + z C xi): up with probability Phi(-G / (z C)), one word against that threshold."""
-    wide_vectors()
-    words, gradient, above = scratch.words, scratch.gradient, scratch.normals
-    tile = len(words)
+    tile = len(scratch.words)
     for first in range(0, count, tile):
         size = min(tile, count - first)
         word_tile(first, size, lanes, u32(step), COIN, scratch)
+        due, gradient = rows[first : first + size], scratch.gradient[first : first + size]
         if weights.shape[1] == 1:
-            _sign_moves_of_one(weights, rows[first : first + size], gradient[first : first + size], lanes, scratch)
-            continue
-        for number in range(size):
-            row, ties = rows[first + number], u32(0)
-            for lane in range(weights.shape[1]):
-                distance = _coin(gradient[first + number, lane], lanes.per_noise_std[lane], words[number, lane])
-                above[number, lane] = distance
-                ties = u32(ties + u32(abs(distance) < NEAR_TIE))  # as narrow as what is counted
-            if ties:
-                for lane in range(weights.shape[1]):
-                    if abs(above[number, lane]) < NEAR_TIE:
-                        is_up = _is_up(gradient[first + number, lane], lanes.noise_std[lane], words[number, lane])
-                        above[number, lane] = f32(-1.0) if is_up else f32(1.0)
-            for lane in range(weights.shape[1]):
-                step_up = above[number, lane] < f32(0.0)
-                weights[row, lane] += lanes.learning_rate[lane] if step_up else -lanes.learning_rate[lane]
+            _sign_moves_of_one(weights, due, gradient, lanes, scratch)
+        else:
+            _sign_moves_of_many(weights, due, gradient, lanes, scratch)
 
 
 @numba.njit(**FAST)

@@ -158,7 +158,7 @@ class _Block:
         self._form, self._train, self._test = form, train, test
         self._asked = len(scenarios)
         self._kernels = _OPTIMIZERS[type(first.optimizer)]
-        if form.columns == 1 and len(scenarios) >= self._kernels.fewest_filled:
+        if form.columns == 1 and self._kernels.are_filled(len(scenarios)):
             scenarios = _in_whole_vectors(scenarios)
         self._num_runs = len(scenarios)
         self._batch_key = batch_key(first, root=root, repeat=repeat)
@@ -248,14 +248,20 @@ class _Block:
 class _Kernels:
     """An optimizer's compiled form: its steps, the flush of what they postpone (None: nothing), its settings.
 
-    fewest_filled: from so many lanes on, lanes that fill no vector are slower than some more that do.
+    Args:
+      fewest_filled, most_added: with so many lanes and more, lanes that fill no vector are slower than some more that
+        do, if those are no more than these (measured, `benchmarks/filled_vectors.py`).
     """
 
     steps: Callable[..., None]
     flush: Callable[..., None] | None
     fewest_filled: int
+    most_added: int
     num_moments: int = 0
     settings: Callable[[Any, Any], tuple] = field(default=lambda optimizer, mechanism: ())
+
+    def are_filled(self, num_runs: int) -> bool:
+        return num_runs >= self.fewest_filled and -num_runs % LANES_OF_A_VECTOR <= self.most_added
 
 
 def _adam_steps(weights, last, *arguments) -> None:
@@ -263,12 +269,13 @@ def _adam_steps(weights, last, *arguments) -> None:
 
 
 _OPTIMIZERS = {
-    DPSGD: _Kernels(_kernels.sgd_steps, _kernels.flush_sgd, fewest_filled=5),
-    DPSignSGD: _Kernels(_kernels.sign_steps, _kernels.flush_sign, fewest_filled=4),
+    DPSGD: _Kernels(_kernels.sgd_steps, _kernels.flush_sgd, fewest_filled=5, most_added=7),
+    DPSignSGD: _Kernels(_kernels.sign_steps, _kernels.flush_sign, fewest_filled=4, most_added=7),
     DPAdam: _Kernels(
         _adam_steps,
         None,
-        fewest_filled=7,
+        fewest_filled=9,
+        most_added=5,
         num_moments=2,
         settings=lambda adam, mechanism: (float(mechanism.expected_batch_size), adam.b1, adam.b2, adam.eps),
     ),

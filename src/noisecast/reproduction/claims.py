@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, fields
 
 import pandas as pd
 
-# Begins `corrected` where nothing is refuted: the interval holds what is claimed and more, or there is none.
+# Begins `corrected` where nothing is refuted: the interval holds what is claimed and more, or there is none. Of a
+# claimed number, "2 ± 0.25": it holds where the whole interval lies within, fails where 2 is outside the interval.
 UNDECIDED = "Not decided: the interval has room for what is claimed and for more, or there is no interval."
 
 
@@ -18,7 +19,7 @@ class Claim:
       statement: what the paper claims, in plain words.
       measure: the number that decides, in words, with its unit.
       value, low, high: that number and its 95 % interval; nan where there is none, and `measure` says why.
-      wanted: what the claim wants of it ("2", "> 0", "0.75 to 1.25").
+      wanted: what the claim wants of it ("1 ± 0.25", "> 0", "1 to 1.1").
       holds: whether the measured number is what is wanted.
       theory: the corrected theory's number, with its formula.
       forecast: the moments runner's number.

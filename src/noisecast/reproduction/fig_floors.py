@@ -164,7 +164,7 @@ def _claim(curve: pd.DataFrame, panel: str, metric: str, optimizer: str, *, fram
         value=found.value,
         low=found.low,
         high=found.high,
-        wanted=f"{wanted - TOLERANCE:g} to {wanted + TOLERANCE:g}",
+        wanted=f"{wanted:g} ± {TOLERANCE:g}",
         holds=holds,
         theory=_predicted(frame, panel, metric, optimizer, "closed_form", used)
         or ("eta d S^2 / 4 with S ~ z: 2" if optimizer == "DP-SGD" else "eta d S / 4 (sign: times 1.25) with S ~ z: 1"),

@@ -215,7 +215,7 @@ def _slopes(rows: Any, source: str, about: str, clip: float) -> Iterator[Claim]:
             statement=f"{about}the best learning rate of {name} {words}.",
             measure=f"slope of log(best rate) on log(1/noise multiplier), clip {clip:g}, {_levels(trained[name])}",
             **measured._asdict(),
-            wanted=f"{target - 0.25:g} to {target + 0.25:g}",
+            wanted=f"{target:g} ± 0.25",
             holds=measured.within(target - 0.25, target + 0.25),
             theory=formulas[name]
             + ", of the mean gradient norm; of the final loss only the difference to DP-SGD is safe",
@@ -230,7 +230,7 @@ def _slopes(rows: Any, source: str, about: str, clip: float) -> Iterator[Claim]:
             statement=f"{about}DP-SGD's best learning rate falls by one power of epsilon more than that of {name}.",
             measure=f"difference of these slopes, clip {clip:g}, where neither's best is at an edge",
             **measured._asdict(),
-            wanted="0.75 to 1.25",
+            wanted="1 ± 0.25",
             holds=measured.within(0.75, 1.25),
             theory=f"1 where privacy noise dominates ({_share_of_noise(rows)})",
             forecast=_forecast(forecast, lambda of, name=name: slope(of["DP-SGD"], of[name])),

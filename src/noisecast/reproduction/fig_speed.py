@@ -170,7 +170,7 @@ def _claim(rows: pd.DataFrame, problem: str, metric: str, optimizer: str, *, fra
         value=found.value,
         low=found.low,
         high=found.high,
-        wanted=f"{wanted - TOLERANCE:g} to {wanted + TOLERANCE:g}",
+        wanted=f"{wanted:g} ± {TOLERANCE:g}",
         holds=holds,
         theory="2 h lambda: 0, the drift; the noise adds to the loss meanwhile"
         if wanted == 0
