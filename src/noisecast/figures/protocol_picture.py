@@ -11,6 +11,9 @@ from matplotlib.lines import Line2D
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
 
+AT_EDGE: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 8, "fillstyle": "none"}
+BESIDE = 1.02  # the same epsilon, one optimizer beside the other, lest bars hide each other
+
 
 def draw(frame: pd.DataFrame, label: str) -> Figure:
     """One line a problem and batch size: what the score is, and at which learning rate, by epsilon.
@@ -33,15 +36,17 @@ def save(figure: Figure, path: str | Path) -> None:
 
 def _draw_line(panels: Any, part: Any, label: str) -> None:
     scores, rates = panels
+    names = list(part["optimizer"].unique())
     for (optimizer, runner), curve in part.groupby(["optimizer", "runner"], sort=False):
         curve = curve.sort_values("epsilon")
+        x = curve["epsilon"] * BESIDE ** (names.index(optimizer) - (len(names) - 1) / 2)
         style, marker = RUNNER_LINES[runner]
         look = {"color": OPTIMIZER_COLOURS.get(optimizer, OTHER_COLOUR), "marker": marker, "markersize": 3.5}
         look |= {"linestyle": style, "linewidth": 1.2}
-        scores.errorbar(curve["epsilon"], curve["value"], yerr=curve["high"] - curve["value"], **look)
-        rates.plot(curve["epsilon"], curve["learning_rate"], **look)
-        at_edge = curve[curve["learning_rate_at_edge"] != ""]
-        rates.plot(at_edge["epsilon"], at_edge["learning_rate"], **look | {"linestyle": "none", "marker": "x"})
+        scores.errorbar(x, curve["value"], yerr=curve["high"] - curve["value"], **look)
+        rates.plot(x, curve["learning_rate"], **look)
+        is_at_edge = curve["learning_rate_at_edge"] != ""
+        rates.plot(x[is_at_edge], curve.loc[is_at_edge, "learning_rate"], color=look["color"], **AT_EDGE)
     scores.set(xscale="log", xlabel="ε of one run, as accounted", ylabel=f"{label} (non-private)")
     rates.set(xscale="log", yscale="log", xlabel="ε of one run, as accounted", ylabel="learning rate")
     values = part["value"][np.isfinite(part["value"])]
@@ -62,7 +67,5 @@ def _handles(frame: pd.DataFrame) -> list[Line2D]:
         counted = f", {seeds} seeds, bars 95 %" if seeds > 1 else ""
         label = RUNNER_LABELS[runner] + counted
         handles.append(Line2D([], [], color="black", linestyle=style, marker=marker, markersize=3.5, label=label))
-    handles.append(
-        Line2D([], [], color="black", linestyle="none", marker="x", markersize=4, label="at an edge of the grid")
-    )
+    handles.append(Line2D([], [], color="black", label="at an edge of the grid", **AT_EDGE))
     return handles
