@@ -158,7 +158,7 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
       num_extrapolated among the compared; median, percentile_95 and worst |error|; worst_of_others, that are not
       extrapolated; within_1_percent, within_5_percent,
       shares of cells; median_standard_error of the trained means; num_beyond_two, errors beyond two standard errors;
-      farthest, the largest error in standard errors; chance_of_farthest, at most, that one of all cells lies there;
+      farthest, in standard errors, the error least like chance; chance_of_farthest, at most, that one cell lies there;
       median_error_of_std, worst_error_of_std, of the standard deviation over runs; and curve_median, of |error| at all
       recorded steps after the start. None where nothing is compared.
     """
