@@ -23,7 +23,7 @@ from engine_cases import (
 )
 
 from noisecast import DPAdam, Poisson, SampledGaussian, Scenario, linear_model
-from noisecast.engines._kernels import FAR
+from noisecast.engines._adam_kernels import FAR
 from noisecast.engines.row_sparse import RowSparseRun
 from noisecast.problems.datasets import Dataset
 

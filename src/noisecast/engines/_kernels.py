@@ -12,8 +12,8 @@ plain form, which is written out in `tests/engines/reference.py`. One step, k = 
 How rows are touched and gradients summed, the kind of model brings: `_linear_kernels`, `_factor_kernels`.
 Untouched rows only move by noise, so DP-SGD and DP-SignSGD postpone their moves. `last[row]` counts the steps whose
 noise a row has: after a touch at step k that is k for DP-SGD, which postpones the touched step's own noise, too, and
-k + 1 for DP-SignSGD. `flush_*` gives every row what it still lacks. DP-Adam postpones nothing and moves every row at
-every step.
+k + 1 for DP-SignSGD. `flush_*` gives every row what it still lacks. DP-Adam, which postpones nothing, is in
+`_adam_kernels`.
 """
 
 import math
@@ -24,16 +24,14 @@ import numpy as np
 from numba.extending import overload
 
 from noisecast.compiled import FAST, INLINE, INSIDE, prefetch, wide_vectors
-from noisecast.engines._noise_kernels import PAIRED, normal_tile, word_block, word_blocks_of_one, word_tile
-from noisecast.privacy.counter_noise import COIN, FLUSH_NOISE, MORE_BITS, STEP_NOISE, normal_cdf, normal_pair
+from noisecast.engines._noise_kernels import normal_tile, word_block, word_blocks_of_one, word_tile
+from noisecast.privacy.counter_noise import COIN, FLUSH_NOISE, MORE_BITS, STEP_NOISE, normal_cdf
 
 f32, u32 = np.float32, np.uint32
 
 # Sums in whatever order, so that they run along vectors.
 ANY_ORDER: Any = INSIDE | {"fastmath": {*FAST["fastmath"], "reassoc"}}
 LINE = 16  # numbers of 32 bits in a line of the cache
-FAR = 2**22  # so many weights, with both averages of DP-Adam, lie in memory, not in the cache
-AT_ONCE = 48  # numbers whose normals are drawn while as many of each of six kinds are on their way
 NEAR_TIE = f32(1e-6)  # float32 cannot decide a coin that lands this near its threshold
 
 
@@ -130,7 +128,7 @@ def bring(examples_type, touch_rows, clipped_sum_of, descend_along, fetch_batch)
 
 
 @numba.njit(**INSIDE)
-def _batch_of(batches, sizes, k, examples):
+def batch_of(batches, sizes, k, examples):
     """Batch number k, while the next one is on its way from memory."""
     if k + 1 < len(sizes):
         fetch(examples, batches[k + 1, : sizes[k + 1]])
@@ -179,7 +177,7 @@ def _catch_up_sgd(weights, last, rows, count, lanes, step, purpose, scratch):
 def sgd_steps(weights, last, examples, batches, sizes, lanes, columns, begin, scratch):
     """DP-SGD. A touched row's own noise of this step is postponed too: it is the same Gaussian as the skipped ones."""
     for k in range(begin, begin + len(sizes)):
-        batch = _batch_of(batches, sizes, k - begin, examples)
+        batch = batch_of(batches, sizes, k - begin, examples)
         count = touch(examples, batch, k, scratch)
         _catch_up_sgd(weights, last, scratch.touched, count, lanes, k, STEP_NOISE, scratch)
         descend(weights, examples, batch, count, lanes, columns, scratch)
@@ -385,7 +383,7 @@ def _sign_moves(weights, rows, count, lanes, step, scratch):
 def sign_steps(weights, last, examples, batches, sizes, lanes, columns, begin, scratch):
     """DP-SignSGD: skipped steps are fair coins, a touched row's step is one biased coin. noise_std must be > 0."""
     for k in range(begin, begin + len(sizes)):
-        batch = _batch_of(batches, sizes, k - begin, examples)
+        batch = batch_of(batches, sizes, k - begin, examples)
         count = touch(examples, batch, k, scratch)
         _catch_up_sign(weights, last, scratch.touched, count, lanes, k, k + 1, STEP_NOISE, scratch)
         clipped_sum(weights, examples, batch, count, lanes, columns, scratch)
@@ -396,97 +394,3 @@ def sign_steps(weights, last, examples, batches, sizes, lanes, columns, begin, s
 def flush_sign(weights, last, lanes, step, scratch):
     """Give every row the coins of the steps it has not had, up to `step`."""
     _catch_up_sign(weights, last, scratch.every_row, len(last), lanes, step, step, FLUSH_NOISE, scratch)
-
-
-# --- DP-Adam ----------------------------------------------------------------------------------------------------------
-
-
-@numba.njit(**INLINE)
-def _adam_move(g, m, v, keep_1, keep_2, unbias_1, unbias_2, eps):
-    m = keep_1 * m + (f32(1.0) - keep_1) * g
-    v = keep_2 * v + (f32(1.0) - keep_2) * g * g
-    return m, v, (m * unbias_1) / (f32(math.sqrt(v * unbias_2)) + eps)
-
-
-@numba.njit(**INSIDE)
-def _normals_while_fetching(words, normals, half, w, m, v, begin):
-    """`normal_tile` of words that are drawn, while the numbers that will move by it come from memory.
-
-    Some at a time: a processor waits for about fifty lines, and computes meanwhile.
-
-    Args:
-      words, normals: of whole pairs of rows, half a group apart; flat, as w, m, v.
-      begin: place of the tile's first number in w, m and v.
-    """
-    wide_vectors()
-    for group in range(0, len(words), 2 * half):
-        for first in range(group, group + half, AT_ONCE):
-            size = min(AT_ONCE, group + half - first)
-            one, two = words[first : first + size], words[first + half : first + half + size]
-            to_one, to_two = normals[first : first + size], normals[first + half : first + half + size]
-            for at in range(begin + first, begin + first + size, LINE):
-                for place in (at, at + half):
-                    prefetch(w, place)
-                    prefetch(m, place)
-                    prefetch(v, place)
-            for at in range(size):
-                to_one[at], to_two[at] = normal_pair(one[at], two[at])
-
-
-@numba.njit(**INSIDE)
-def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1, b2, eps, step, scratch):
-    """Every row, in tiles: noise, both moments and the step while they are in the cache; g = (xi + G/(z C)) z C/B.
-
-    Along the whole tile, not row by row: a loop of a few lanes costs more to begin than to run.
-
-    Args:
-      mean_noise_std, learning_rate: z C/B and eta of every number in a tile; (tile * lanes,).
-    """
-    wide_vectors()
-    unbias_1 = f32(-1.0 / math.expm1((step + 1) * math.log(b1))) if b1 > 0 else f32(1.0)
-    unbias_2 = f32(-1.0 / math.expm1((step + 1) * math.log(b2))) if b2 > 0 else f32(1.0)
-    keep_1, keep_2, width = f32(b1), f32(b2), weights.shape[1]
-    gradient, sums, draws = scratch.gradient, scratch.gradient.reshape(-1), scratch.normals.reshape(-1)
-    tile, words = len(scratch.normals), scratch.words.reshape(-1)
-    all_w, all_m, all_v = weights.reshape(-1), first.reshape(-1), second.reshape(-1)
-    for start in range(0, len(weights), tile):
-        size = min(tile, len(weights) - start)
-        if len(all_w) < FAR:
-            normal_tile(start, size, lanes, u32(step), STEP_NOISE, scratch)
-        else:
-            word_tile(start, size, lanes, u32(step), STEP_NOISE, scratch)
-            pairs = -(-size // (2 * PAIRED)) * 2 * PAIRED * width
-            _normals_while_fetching(words[:pairs], draws, PAIRED * width, all_w, all_m, all_v, start * width)
-        if width == 1:  # every row has its own sum
-            for number in range(size):
-                draws[number] += sums[start + number] * lanes.per_noise_std[0]
-        else:
-            for number in range(size):
-                row = start + number
-                if scratch.stamp[row] == step + 1:
-                    for lane in range(width):
-                        draws[number * width + lane] += gradient[scratch.slot[row], lane] * lanes.per_noise_std[lane]
-        w = weights[start : start + size].reshape(-1)
-        m, v = first[start : start + size].reshape(-1), second[start : start + size].reshape(-1)
-        for at in range(size * width):
-            m[at], v[at], move = _adam_move(
-                draws[at] * mean_noise_std[at], m[at], v[at], keep_1, keep_2, unbias_1, unbias_2, eps
-            )
-            w[at] -= learning_rate[at] * move
-
-
-@numba.njit(**FAST)
-def adam_steps(
-    weights, first, second, examples, batches, sizes, lanes, columns, batch_size, b1, b2, eps, begin, scratch
-):
-    """DP-Adam, every row at every step: its step depends on the noise's whole path, so no noise can be summed up."""
-    tile = len(scratch.normals)
-    of_tile = np.empty((2, tile, len(lanes.lane)), f32)
-    of_tile[0], of_tile[1] = lanes.noise_std / f32(batch_size), lanes.learning_rate
-    mean_noise_std, learning_rate = of_tile[0].reshape(-1), of_tile[1].reshape(-1)
-    for k in range(begin, begin + len(sizes)):
-        batch = _batch_of(batches, sizes, k - begin, examples)
-        # One lane: to clear every row's sum is cheaper than to number the rows that have one.
-        count = len(weights) if weights.shape[1] == 1 else touch(examples, batch, k, scratch)
-        clipped_sum(weights, examples, batch, count, lanes, columns, scratch)
-        _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1, b2, f32(eps), k, scratch)

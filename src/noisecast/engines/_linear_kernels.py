@@ -83,14 +83,19 @@ def _dot(indices, values, begin, end, column):
 @numba.njit(**INSIDE)
 def _logits(weights, examples, batch, out):
     wide_vectors()
-    lanes = weights.shape[1]
-    bias = weights.shape[0] - 1
+    lanes, bias = weights.shape[1], weights.shape[0] - 1
+    indices, values, begins, ends, column = (
+        examples.indices,
+        examples.values,
+        examples.begin,
+        examples.end,
+        weights.reshape(-1),
+    )
     for b in range(len(batch)):
-        begin, end = examples.begin[batch[b]], examples.end[batch[b]]
+        begin, end = begins[batch[b]], ends[batch[b]]
         if lanes == 1:  # a sum in registers
-            out[b, 0] = weights[bias, 0] + _dot(examples.indices, examples.values, begin, end, weights.reshape(-1))
+            out[b, 0] = column[bias] + _dot(indices, values, begin, end, column)
             continue
-        indices, values = examples.indices, examples.values
         for lane in range(lanes):
             out[b, lane] = weights[bias, lane]
         entry = begin
@@ -222,20 +227,21 @@ def _add_outer(target, at, first, examples, batch, coefficients):
     at: number of each row, or None where rows keep their own.
     """
     wide_vectors()
-    lanes = target.shape[1]
+    lanes, column = target.shape[1], target.reshape(-1)
+    indices, values, begins, ends = examples.indices, examples.values, examples.begin, examples.end
     for b in range(len(batch)):
-        begin, end = examples.begin[batch[b]], examples.end[batch[b]]
+        begin, end = begins[batch[b]], ends[batch[b]]
         if lanes == 1:
-            column, coefficient = target.reshape(-1), coefficients[b, 0]
+            coefficient = coefficients[b, 0]
             column[first] += coefficient
             for entry in range(begin, end):
-                row = examples.indices[entry]
-                column[row if at is None else at[row]] += examples.values[entry] * coefficient
+                row = indices[entry]
+                column[row if at is None else at[row]] += values[entry] * coefficient
             continue
         for lane in range(lanes):
             target[first, lane] += coefficients[b, lane]
         for entry in range(begin, end):
-            row, value = examples.indices[entry], examples.values[entry]
+            row, value = indices[entry], values[entry]
             to = row if at is None else at[row]
             for lane in range(lanes):
                 target[to, lane] += value * coefficients[b, lane]

@@ -8,7 +8,7 @@ not on how many lanes lie beside it, nor on which way vectors lie.
 import numba
 import numpy as np
 
-from noisecast.compiled import INLINE, INSIDE, wide_vectors
+from noisecast.compiled import INLINE, INSIDE, prefetch, wide_vectors
 from noisecast.privacy import secure_noise
 from noisecast.privacy.aes_noise import AES, VECTOR, words_of_key, words_of_lanes
 from noisecast.privacy.counter_noise import normal_pair, threefry, threefry_twice
@@ -73,6 +73,30 @@ def _aes_blocks(words, blocks, keys, counters, lanes, number, step, purpose):
     """
     for lane in range(0, lanes, VECTOR):
         for b in range(blocks):
+            at = min(lane, lanes - VECTOR)
+            words_of_lanes(words, 4 * b, counters, keys, at, u32(0), u32(number + u32(b)), step, purpose)
+
+
+@numba.njit(inline="always")
+def words_while_fetching(first, count, lanes, step, purpose, scratch, table):
+    """`word_tile`, while those rows of a flat table come from memory, where AES draws along lanes."""
+    if AES and not scratch.cipher_start.shape[1] and len(lanes.lane) >= VECTOR:
+        _aes_tile_while_fetching(scratch.words, first, count, lanes.keys, scratch.counters, step, purpose, table)
+    else:
+        word_tile(first, count, lanes, step, purpose, scratch)
+
+
+@numba.njit(**INSIDE)
+def _aes_tile_while_fetching(words, first, count, keys, counters, step, purpose, table):
+    """As `_aes_blocks`, four lines of the table for every sixteen blocks: as many numbers as there are words."""
+    wide_vectors()
+    size, lanes = -(-count // (2 * PAIRED)) * 2 * PAIRED, words.shape[1]
+    number, line = u32(first // 4), first * lanes
+    for lane in range(0, lanes, VECTOR):
+        for b in range(size // 4):
+            for place in range(line, line + 4 * VECTOR, VECTOR):
+                prefetch(table, place)
+            line += 4 * VECTOR
             at = min(lane, lanes - VECTOR)
             words_of_lanes(words, 4 * b, counters, keys, at, u32(0), u32(number + u32(b)), step, purpose)
 

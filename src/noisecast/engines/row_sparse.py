@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from noisecast.compiled import aligned, aligned_zeros
-from noisecast.engines import _factor_kernels, _kernels, _linear_kernels
+from noisecast.engines import _adam_kernels, _factor_kernels, _kernels, _linear_kernels
 from noisecast.engines._noise_kernels import tile_of
 from noisecast.engines.dense import DRAWS_PER_CHUNK, check_horizon
 from noisecast.engines.keys import batch_key, noise_key
@@ -265,7 +265,7 @@ class _Kernels:
 
 
 def _adam_steps(weights, last, *arguments) -> None:
-    _kernels.adam_steps(weights, *arguments)
+    _adam_kernels.adam_steps(weights, *arguments)
 
 
 _OPTIMIZERS = {

@@ -1,0 +1,56 @@
+"""DP-Adam's move of one number, its root estimated and refined, against float64; laws are in `tests/contracts`."""
+
+import numba
+import numpy as np
+import pytest
+
+from noisecast.compiled import FAST, aligned, aligned_zeros, estimated_roots, wide_vectors
+from noisecast.engines import _adam_kernels
+
+f32 = np.float32
+COUNT = 2**20
+SEED = 20261125
+EPS = f32(1e-8)
+
+
+@numba.njit(**FAST | {"cache": False})
+def _moves(g, m, v, found):
+    wide_vectors()
+    estimated_roots()
+    for i in range(len(found)):
+        _, _, found[i] = _adam_kernels._adam_move(g[i], m[i], v[i], f32(0.5), f32(0.75), f32(2.0), f32(4.0), EPS)
+
+
+def moves(g, m, v):
+    found = aligned_zeros(len(g))
+    _moves(*(aligned(np.asarray(values, f32)) for values in (g, m, v)), found)
+    return found
+
+
+def float64_moves(g, m, v):
+    g, m, v = (np.asarray(values, f32).astype(np.float64) for values in (g, m, v))
+    return (m + g) / (np.sqrt(3.0 * v + g * g) + np.float64(EPS))  # b1 = 1/2, b2 = 3/4, unbiased after the first step
+
+
+def test_a_move_is_the_float64_one_to_float32s_rounding():
+    """At every size of squares that float32 holds; so the estimate errs by no more than the rounding beside it."""
+    rng = np.random.default_rng(SEED)
+    v = np.exp(rng.uniform(np.log(1e-36), np.log(1e36), COUNT))
+    m, g = np.sqrt(v) * rng.uniform(0.5, 2.0, (2, COUNT))
+    expected = float64_moves(g, m, v)
+    errors = np.abs(moves(g, m, v) / expected - 1.0)
+    assert errors.max() < 4e-7, f"{errors.max():.1e}"
+    assert errors.mean() < 1e-7, f"{errors.mean():.1e}"
+
+
+@pytest.mark.parametrize("v", [0.0, 1e-45, 1e-40, 1e-38])
+def test_where_squares_vanish_eps_alone_divides(v):
+    """1 / sqrt(0) is not estimated: the root is at least 1e-19, which eps makes nothing of."""
+    m = np.linspace(-1.0, 1.0, 64) * 1e-12
+    np.testing.assert_allclose(moves(np.zeros(64), m, np.full(64, v)), m / np.float64(EPS), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_gradient_that_is_no_number_makes_a_move_that_is_none(bad):
+    """So that the run is seen to diverge."""
+    assert np.isnan(moves(np.full(64, bad), np.ones(64), np.ones(64))).all()
