@@ -1,6 +1,5 @@
-"""How kernels are compiled, where their arrays begin, and three hints that Numba has no name for: ask the memory for a
-line early, use all of the processor's width, and its instruction for 1 / sqrt(x). Only the last changes a value, in its
-last bits.
+"""How kernels are compiled, where their arrays begin, and two hints that Numba has no name for: ask the memory for a
+line early, and use all of the processor's width. None of it changes a value.
 """
 
 from typing import Any
@@ -20,6 +19,7 @@ INSIDE: Any = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 INLINE: Any = {option: INSIDE[option] for option in INSIDE if option != "cache"} | {"forceinline": True}
 
 _READ, _INTO_SECOND_LEVEL, _DATA = 0, 2, 1  # as llvm.prefetch counts them
+_WIDE = '"prefer-vector-width"="512"'
 
 _LINE = 64  # bytes of the cache, and of the widest vector
 
@@ -66,24 +66,19 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, index), generate
 
 
-def _compiled_with(attribute: str) -> Any:
-    """What a kernel calls, without arguments, to be compiled with that attribute of LLVM's."""
+def _wide_vectors(typing_context: Any) -> Any:
+    """wide_vectors(): loops of the function that says so run along vectors of 512 bits where the processor has them.
 
-    def typed(typing_context: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            # As `set`'s own method: llvmlite's refuses attributes that it has no list of, but writes out what it holds.
-            set.add(builder.function.attributes, attribute)
-            return context.get_dummy_value()
+    LLVM keeps to 256 bits on every such processor, for the sake of the first ones, whose clock fell with 512.
+    """
 
-        return types.void(), generate
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # As `set`'s own method: llvmlite's refuses attributes that it has no list of, but writes out what it holds.
+        set.add(builder.function.attributes, _WIDE)
+        return context.get_dummy_value()
 
-    return intrinsic(typed)
+    return types.void(), generate
 
 
 prefetch: Any = intrinsic(_prefetch)
-# Loops run along vectors of 512 bits where the processor has them. LLVM keeps to 256 bits on every such processor, for
-# the sake of the first ones, whose clock fell with 512.
-wide_vectors: Any = _compiled_with('"prefer-vector-width"="512"')
-# 1 / sqrt(x) in float32 along vectors: the processor's estimate and a step of Newton's, which together err by no more
-# than root and division do. Needs "arcp", which `FAST` has. Not of 0, whose estimate is not a number.
-estimated_roots: Any = _compiled_with('"reciprocal-estimates"="vec-sqrtf"')
+wide_vectors: Any = intrinsic(_wide_vectors)

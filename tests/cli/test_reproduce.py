@@ -304,6 +304,22 @@ def test_all_with_data_succeeds(install, capsys, tmp_path):
     assert answer["refused"] == {}
 
 
+def test_figures_that_are_named_are_reproduced_and_no_others(install, capsys):
+    for name in ("fig-hypergeometric", "fig-sde"):
+        install(name, figure())
+    install("fig-stationary", figure(run=lambda *a, **k: pytest.fail("nobody asked for it")))
+    assert main(["reproduce", "fig-hypergeometric", "fig-sde"]) == 0
+    summary = capsys.readouterr().out.split("Summary")[1]
+    assert "fig-hypergeometric" in summary and "fig-sde" in summary and "fig-stationary" not in summary
+
+
+def test_one_wrong_name_among_figures_begins_nothing(install, capsys, tmp_path):
+    install("fig-sde", figure(run=lambda *a, **k: pytest.fail("it must not start")))
+    assert main(["reproduce", "fig-sde", "fig-stationar"]) == 2
+    assert "got 'fig-stationar'; did you mean 'fig-stationary'?" in capsys.readouterr().err
+    assert files(tmp_path) == []
+
+
 def test_an_estimate_computes_nothing(install, capsys, tmp_path):
     install("fig-sde", figure(run=lambda *a, **k: pytest.fail("it must not start")))
     assert main(["reproduce", "fig-sde", "--estimate", "--scale", "paper", "--json"]) == 0

@@ -24,7 +24,9 @@ from engine_cases import (
 
 from noisecast import DPAdam, Poisson, SampledGaussian, Scenario, linear_model
 from noisecast.engines._adam_kernels import FAR
+from noisecast.engines.dense import DenseRun
 from noisecast.engines.row_sparse import RowSparseRun
+from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.datasets import Dataset
 
 
@@ -69,9 +71,13 @@ def test_lanes_that_fill_a_vector_are_computed_for_nothing_and_dropped(optimizer
         np.testing.assert_allclose(run.params[0, which], alone.params[0, 0], rtol=1e-5, atol=1e-6)
 
 
-def test_weights_that_are_fetched_while_their_noise_is_drawn_move_as_others():
-    """DP-Adam: a group of two is beyond `FAR`, each alone is not; and a last tile is not a whole group of pairs."""
-    rows, classes = FAR // 64 + 1_003, 32
+@pytest.mark.parametrize("root", [ROOT, RandomRoot.from_os_entropy(secure_noise=True)], ids=["fast", "secure"])
+@pytest.mark.parametrize("classes, runs", [(32, 2), (2, 3), (2, 17)])
+def test_weights_that_are_fetched_while_their_noise_is_drawn_move_as_others(classes, runs, root):
+    """DP-Adam: a group is beyond `FAR`, each alone is not; and a last tile is not a whole group of pairs. Lanes that
+    are whole vectors, too few for one, and one too many."""
+    columns = classes if classes > 2 else 1
+    rows = FAR // (columns * runs) + 1_003
     rng = np.random.default_rng(SEED_DATA)
     features = scipy.sparse.random_array((30, rows - 1), density=1e-3, dtype=np.float32, rng=rng, format="csr")
     labels = (np.arange(30) % classes).astype(np.int32)
@@ -79,17 +85,37 @@ def test_weights_that_are_fetched_while_their_noise_is_drawn_move_as_others():
     mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Poisson.for_batch_size(8, 30))
     group = [
         Scenario(problem=problem, mechanism=mechanism, optimizer=DPAdam(learning_rate=rate), num_steps=3)
-        for rate in (0.01, 0.02)
+        for rate in np.linspace(0.01, 0.02, runs)
     ]
-    assert rows * classes < FAR < 2 * rows * classes
+    assert rows * columns < FAR < runs * rows * columns
     found = []
-    for members in (group, group[:1], group[1:]):
-        run = RowSparseRun(members, repeats=[0], root=ROOT)
+    for members in (group, group[:1], group[-1:]):
+        run = RowSparseRun(members, repeats=[0], root=root)
         assert len(run._blocks) == 1
         run.advance(3)
-        found += [*run.params[0]]
+        found += [run.params[0, 0], run.params[0, -1]]
     assert np.abs(found[0]).min() > 0  # every weight has moved
-    np.testing.assert_allclose(found[:2], found[2:], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found[:2], found[2::2], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("classes, runs", [(2, 1), (2, 3), (2, 17), (2, 64), (20, 1)])
+def test_every_row_of_every_tile_has_the_gradient_of_its_own(classes, runs):
+    """DP-Adam of many rows beside the dense engine: the same batches, so almost without noise the same steps."""
+    rng = np.random.default_rng(SEED_DATA)
+    features = scipy.sparse.random_array((40, 5_000), density=0.05, dtype=np.float32, rng=rng, format="csr")
+    labels = (np.arange(40) % classes).astype(np.int32)
+    problem = linear_model(Dataset("wide", features, labels, tuple(map(str, range(classes)))))
+    mechanism = SampledGaussian(noise_multiplier=1e-7, l2_clip_norm=1.0, sampler=Poisson.for_batch_size(8, 40))
+    group = [
+        Scenario(problem=problem, mechanism=mechanism, optimizer=DPAdam(learning_rate=rate, eps=1e-2), num_steps=3)
+        for rate in np.linspace(0.01, 0.02, runs)
+    ]
+    ours, dense = (engine(group, repeats=[0], root=ROOT) for engine in (RowSparseRun, DenseRun))
+    for run in (ours, dense):
+        run.advance(3)
+    moved = np.abs(dense.params) > 1e-4
+    assert (moved.reshape(runs, 5_001, -1).any(axis=(0, 2))).mean() > 0.5
+    np.testing.assert_allclose(ours.params, dense.params, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("engine, optimizer", [*(("row_sparse", o) for o in OPTIMIZERS), ("dense", "sgd")])

@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import pytest
 
-from noisecast.compiled import FAST, aligned, aligned_zeros, estimated_roots, wide_vectors
+from noisecast.compiled import FAST, aligned, aligned_zeros, wide_vectors
 from noisecast.engines import _adam_kernels
 
 f32 = np.float32
@@ -16,7 +16,6 @@ EPS = f32(1e-8)
 @numba.njit(**FAST | {"cache": False})
 def _moves(g, m, v, found):
     wide_vectors()
-    estimated_roots()
     for i in range(len(found)):
         _, _, found[i] = _adam_kernels._adam_move(g[i], m[i], v[i], f32(0.5), f32(0.75), f32(2.0), f32(4.0), EPS)
 
@@ -33,13 +32,13 @@ def float64_moves(g, m, v):
 
 
 def test_a_move_is_the_float64_one_to_float32s_rounding():
-    """At every size of squares that float32 holds; so the estimate errs by no more than the rounding beside it."""
+    """At every size of squares that float32 holds. With AVX-512 moves err by 3e-7 at most, with AVX2 by 3.7e-7."""
     rng = np.random.default_rng(SEED)
     v = np.exp(rng.uniform(np.log(1e-36), np.log(1e36), COUNT))
     m, g = np.sqrt(v) * rng.uniform(0.5, 2.0, (2, COUNT))
     expected = float64_moves(g, m, v)
     errors = np.abs(moves(g, m, v) / expected - 1.0)
-    assert errors.max() < 4e-7, f"{errors.max():.1e}"
+    assert errors.max() < 5e-7, f"{errors.max():.1e}"
     assert errors.mean() < 1e-7, f"{errors.mean():.1e}"
 
 

@@ -47,10 +47,9 @@ FIGURES: dict[str, Figure] = {
 
 
 def reproduce(
-    figure: Annotated[
-        str | None, Parameter(help="Which figure or table, by name, or all of them; left out: the list of names.")
-    ] = None,
-    *,
+    *figures: Annotated[
+        str, Parameter(help="Which figures and tables, by name, or all of them; left out: the list of names.")
+    ],
     scale: Annotated[
         Scale, Parameter(help="quick: minutes, and still showing the claim; paper: the paper's grid, runs and epochs.")
     ] = "quick",
@@ -66,22 +65,24 @@ def reproduce(
     json: Json = False,
 ) -> None:
     """A figure of the paper, with its numbers and what they say of its claims. Run it again, and it goes on."""
-    if figure is None:
+    if not figures:
         if estimate or task is not None:
             raise ValueError(
                 f"Expected a figure, or all, to {'estimate the time of' if estimate else 'run'}, got none."
             )
         _list(json)
         return
-    if figure not in (*FIGURES, ALL):
-        raise ValueError(f"Expected a figure among {', '.join(FIGURES)}, or all, got '{figure}'{_meant(figure)}")
+    for figure in figures:
+        if figure not in (*FIGURES, ALL):
+            raise ValueError(f"Expected a figure among {', '.join(FIGURES)}, or all, got '{figure}'{_meant(figure)}")
     if workers is not None and workers < 0:
         raise ValueError(f"Expected --workers to be a whole number >= 0, got {workers}.")
     if task is not None and task not in TASKS:
         raise ValueError(f"Expected a task among {', '.join(TASKS)}, got '{task}'.")
-    names = [name for name in FIGURES if figure in (ALL, name) and (task is None or FIGURES[name].datasets)]
+    asked = [name for name in FIGURES if name in figures or ALL in figures]
+    names = [name for name in asked if task is None or FIGURES[name].datasets]
     if not names:
-        raise ValueError(f"Expected a figure that {task} is in, got {figure}; leave out --task.")
+        raise ValueError(f"Expected a figure that {task} is in, got {', '.join(figures)}; leave out --task.")
     order = _Order(scale=scale, task=task, output=output, data=data, workers=workers)
     if estimate:
         _say_estimates(names, order, json)
@@ -92,12 +93,12 @@ def reproduce(
         try:
             result = _reproduce(name, order)
         except _NotThere as error:
-            if figure != ALL:
+            if len(asked) == 1:
                 raise
             _say(f"{error}\n")
             continue
         except ValueError as error:  # no data, or a store of something else: one sentence, and the others go on
-            if figure != ALL:
+            if len(asked) == 1:
                 raise
             refused[name] = str(error)
             _say(f"{name} is not reproduced. {error}\n")
@@ -107,7 +108,7 @@ def reproduce(
             _print_result(result)
     if json:
         print_json({"scale": scale, "figures": results, "refused": refused})
-    elif figure == ALL:
+    elif len(asked) > 1:
         to_reader().print(_summary(results, refused))
     if refused:
         raise ValueError(f"Not reproduced, for the reasons above: {', '.join(refused)}.")
