@@ -66,7 +66,8 @@ def _moves_of_one(weights, rows, sums, lanes, scratch):
 
 @numba.njit
 def _moves_of_many(weights, rows, sums, lanes, scratch):
-    _kernels._sign_moves_of_many(weights, rows, sums, lanes, scratch)
+    per_noise_std = _kernels.of_rows(lanes.per_noise_std, len(scratch.words))
+    _kernels._sign_moves_of_many(weights, rows, sums, lanes, per_noise_std, scratch)
 
 
 @numba.njit

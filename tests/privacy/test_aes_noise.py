@@ -121,7 +121,10 @@ def _normal_tile(first, count, lanes, scratch):
 
 @numba.njit
 def _block(number, lanes, scratch):
-    return kernels.word_block(number, lanes, STEP, PURPOSE, scratch)
+    return kernels.word_block(
+        number, lanes.keys, lanes.lane, STEP, PURPOSE, scratch.block, scratch.column, scratch.counters, scratch.ramp,
+        scratch.cipher_start, scratch.cipher_words,
+    )  # fmt: skip
 
 
 def lanes_of(keys: list[bytes], columns: int = 1):

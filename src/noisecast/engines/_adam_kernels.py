@@ -8,7 +8,7 @@ import numba
 import numpy as np
 
 from noisecast.compiled import FAST, INLINE, INSIDE, prefetch, wide_vectors
-from noisecast.engines._kernels import LINE, batch_of, clipped_sum, touch
+from noisecast.engines._kernels import LINE, batch_of, clipped_sum, of_rows, touch
 from noisecast.engines._noise_kernels import PAIRED, normal_tile, words_while_fetching
 from noisecast.privacy.counter_noise import STEP_NOISE, normal_pair
 
@@ -16,7 +16,6 @@ f32, u32, u64 = np.float32, np.uint32, np.uint64
 
 FAR = 2**22  # so many weights, with both averages, lie in memory, not in the cache
 AT_ONCE = 48  # numbers whose normals are drawn while as many of each of four kinds are on their way
-NEAR = 1024  # numbers whose rates and noise levels stay in the cache's first level
 LEAST = f32(2.0**-126)  # of float32's normal numbers
 
 
@@ -34,7 +33,7 @@ def _adam_move(g, m, v, keep_1, keep_2, unbias_1, unbias_2, eps):
 def _move_tile(w, m, v, begin, draws, count, mean_noise_std, learning_rate, keep_1, keep_2, unbias_1, unbias_2, eps):
     """w, m, v: all numbers, flat, of which `count` from `begin` on move by the draws; g = draw z C/B.
 
-    mean_noise_std, learning_rate: z C/B and eta of as many numbers as are read again and again; of whole rows.
+    mean_noise_std, learning_rate: z C/B and eta of whole rows, as `of_rows` makes them.
     """
     wide_vectors()
     period = u64(len(learning_rate))
@@ -121,10 +120,8 @@ def adam_steps(
     weights, first, second, examples, batches, sizes, lanes, columns, batch_size, b1, b2, eps, begin, scratch
 ):
     """Steps begin, begin + 1, ...: as many as there are batches; `first`, `second`: the averages m and v."""
-    near = max(1, min(len(scratch.normals), NEAR // weights.shape[1]))
-    of_rows = np.empty((2, near, weights.shape[1]), f32)
-    of_rows[0], of_rows[1] = lanes.noise_std / f32(batch_size), lanes.learning_rate
-    mean_noise_std, learning_rate = of_rows[0].reshape(-1), of_rows[1].reshape(-1)
+    mean_noise_std = of_rows(lanes.noise_std / f32(batch_size), len(scratch.normals))
+    learning_rate = of_rows(lanes.learning_rate, len(scratch.normals))
     for k in range(begin, begin + len(sizes)):
         batch = batch_of(batches, sizes, k - begin, examples)
         # One lane: to clear every row's sum is cheaper than to number the rows that have one.

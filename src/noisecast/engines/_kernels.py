@@ -32,6 +32,7 @@ f32, u32 = np.float32, np.uint32
 # Sums in whatever order, so that they run along vectors.
 ANY_ORDER: Any = INSIDE | {"fastmath": {*FAST["fastmath"], "reassoc"}}
 LINE = 16  # numbers of 32 bits in a line of the cache
+NEAR = 1024  # numbers that stay in the cache's first level
 NEAR_TIE = f32(1e-6)  # float32 cannot decide a coin that lands this near its threshold
 
 
@@ -145,6 +146,14 @@ def _fetch_rows(weights, rows, first, count):
             prefetch(flat, at)
 
 
+@numba.njit(**INSIDE)
+def of_rows(of_lanes, most):
+    """What differs from lane to lane, flat, for as many rows as stay near: loops along a tile read it over and over."""
+    rows = np.empty((max(1, min(most, NEAR // len(of_lanes))), len(of_lanes)), f32)
+    rows[:] = of_lanes
+    return rows.reshape(-1)
+
+
 # --- DP-SGD -----------------------------------------------------------------------------------------------------------
 
 
@@ -217,21 +226,29 @@ def _balance(a, b, c, d, coins):
     return f32(2.0) * f32(np.int32(heads)) - f32(min(coins, 128))
 
 
+# It takes apart what rows need: to count who holds two dozen arrays, at every row, costs three times what coins do.
 @numba.njit(**INSIDE)
-def _more_coins(weights, row, skipped, lanes, number, step, purpose, scratch):
-    """The coins beyond the first 32, 128 of four words."""
+def _more_coins(weights, due, skipped, first, size, lanes, step, purpose, scratch):
+    """The coins of a tile's rows beyond the first 32, 128 of four words."""
     wide_vectors()
-    left, block, words = skipped - 32, 1, scratch.block
-    while left > 0:
-        found = word_block(number, lanes, step, u32(purpose + MORE_BITS * u32(block)), scratch)
-        for w in range(0, found, 4):
-            if left <= 0:
-                break
-            for lane in range(weights.shape[1]):
-                balance = _balance(words[w, lane], words[w + 1, lane], words[w + 2, lane], words[w + 3, lane], left)
-                weights[row, lane] += lanes.learning_rate[lane] * balance
-            left -= 128
-        block += 1
+    words, column, counters, ramp = scratch.block, scratch.column, scratch.counters, scratch.ramp
+    cipher_start, cipher_words = scratch.cipher_start, scratch.cipher_words
+    keys, lane_of, learning_rate = lanes.keys, lanes.lane, lanes.learning_rate
+    for number in range(first, first + size):
+        row, left, block = due[number], skipped[number] - 32, 1
+        while left > 0:
+            found = word_block(
+                u32(number), keys, lane_of, step, u32(purpose + MORE_BITS * u32(block)),
+                words, column, counters, ramp, cipher_start, cipher_words,
+            )  # fmt: skip
+            for w in range(0, found, 4):
+                if left <= 0:
+                    break
+                for lane in range(weights.shape[1]):
+                    balance = _balance(words[w, lane], words[w + 1, lane], words[w + 2, lane], words[w + 3, lane], left)
+                    weights[row, lane] += learning_rate[lane] * balance
+                left -= 128
+            block += 1
 
 
 @numba.njit(**INSIDE)
@@ -280,10 +297,10 @@ def _fair_coins_of_one(weights, due, skipped, count, lanes, step, purpose, scrat
 def _fair_coins(weights, due, skipped, count, lanes, step, purpose, scratch):
     """n skipped steps are n fair coins of +- eta: eta (2 Binomial(n, 1/2) - n), one bit a coin."""
     wide_vectors()
-    words = scratch.words
+    words, learning_rate = scratch.words, lanes.learning_rate
     tile = len(words)
     for first in range(0, count, tile):
-        size = min(tile, count - first)
+        size, lacking = min(tile, count - first), 0
         _fetch_rows(weights, due, first, size)
         word_tile(first, size, lanes, step, purpose, scratch)
         for number in range(size):
@@ -291,9 +308,10 @@ def _fair_coins(weights, due, skipped, count, lanes, step, purpose, scratch):
             mask = u32(0xFFFFFFFF) if coins == 32 else u32((1 << coins) - 1)
             for lane in range(weights.shape[1]):
                 heads = f32(np.int32(_bits(u32(words[number, lane] & mask))))
-                weights[row, lane] += lanes.learning_rate[lane] * (f32(2.0) * heads - f32(coins))
-            if skipped[first + number] > 32:
-                _more_coins(weights, row, skipped[first + number], lanes, first + number, step, purpose, scratch)
+                weights[row, lane] += learning_rate[lane] * (f32(2.0) * heads - f32(coins))
+            lacking += skipped[first + number] > 32
+        if lacking:
+            _more_coins(weights, due, skipped, first, size, lanes, step, purpose, scratch)
 
 
 @numba.njit(**INSIDE)
@@ -345,28 +363,43 @@ def _sign_moves_of_one(weights, rows, gradient, lanes, scratch):
 
 
 @numba.njit(**INSIDE)
-def _sign_moves_of_many(weights, rows, gradient, lanes, scratch):
-    """`_sign_moves` of a tile with several lanes, row by row."""
+def _distances(words, sums, per_noise_std, above):
+    """above: `_coin` of a tile's numbers, along all of it, as rows may end within a vector. Returns how many are ties.
+
+    per_noise_std: 1 / (z C) of whole rows, as `of_rows` makes them.
+    """
     wide_vectors()
-    words, above = scratch.words, scratch.normals
-    for number in range(len(rows)):
-        row, ties = rows[number], u32(0)
-        for lane in range(weights.shape[1]):
-            distance = _coin(gradient[number, lane], lanes.per_noise_std[lane], words[number, lane])
-            above[number, lane] = distance
+    period, ties = len(per_noise_std), u32(0)
+    for first in range(0, len(words), period):
+        size = min(period, len(words) - first)
+        some, own, to = words[first : first + size], sums[first : first + size], above[first : first + size]
+        for at in range(size):
+            distance = _coin(own[at], per_noise_std[at], some[at])
+            to[at] = distance
             ties = u32(ties + u32(abs(distance) < NEAR_TIE))  # as narrow as what is counted
-        if ties:
+    return ties
+
+
+@numba.njit(**INSIDE)
+def _sign_moves_of_many(weights, rows, gradient, lanes, per_noise_std, scratch):
+    """`_sign_moves` of a tile with several lanes."""
+    wide_vectors()
+    words, above = scratch.words[: len(rows)], scratch.normals
+    if _distances(words.reshape(-1), gradient.reshape(-1), per_noise_std, above.reshape(-1)):
+        for number in range(len(rows)):
             for lane in range(weights.shape[1]):
                 if abs(above[number, lane]) < NEAR_TIE:
                     is_up = _is_up(gradient[number, lane], lanes.noise_std[lane], words[number, lane])
                     above[number, lane] = f32(-1.0) if is_up else f32(1.0)
+    for number in range(len(rows)):
+        row = rows[number]
         for lane in range(weights.shape[1]):
             step_up = above[number, lane] < f32(0.0)
             weights[row, lane] += lanes.learning_rate[lane] if step_up else -lanes.learning_rate[lane]
 
 
 @numba.njit(**INSIDE)
-def _sign_moves(weights, rows, count, lanes, step, scratch):
+def _sign_moves(weights, rows, count, lanes, per_noise_std, step, scratch):
     """-eta sign(G + z C xi): up with probability Phi(-G / (z C)), one word against that threshold."""
     tile = len(scratch.words)
     for first in range(0, count, tile):
@@ -376,18 +409,19 @@ def _sign_moves(weights, rows, count, lanes, step, scratch):
         if weights.shape[1] == 1:
             _sign_moves_of_one(weights, due, gradient, lanes, scratch)
         else:
-            _sign_moves_of_many(weights, due, gradient, lanes, scratch)
+            _sign_moves_of_many(weights, due, gradient, lanes, per_noise_std, scratch)
 
 
 @numba.njit(**FAST)
 def sign_steps(weights, last, examples, batches, sizes, lanes, columns, begin, scratch):
     """DP-SignSGD: skipped steps are fair coins, a touched row's step is one biased coin. noise_std must be > 0."""
+    per_noise_std = of_rows(lanes.per_noise_std, len(scratch.words))
     for k in range(begin, begin + len(sizes)):
         batch = batch_of(batches, sizes, k - begin, examples)
         count = touch(examples, batch, k, scratch)
         _catch_up_sign(weights, last, scratch.touched, count, lanes, k, k + 1, STEP_NOISE, scratch)
         clipped_sum(weights, examples, batch, count, lanes, columns, scratch)
-        _sign_moves(weights, scratch.touched, count, lanes, k, scratch)
+        _sign_moves(weights, scratch.touched, count, lanes, per_noise_std, k, scratch)
 
 
 @numba.njit(**FAST)

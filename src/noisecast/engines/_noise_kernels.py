@@ -135,7 +135,7 @@ def _chacha_tile(first, count, step, purpose, scratch):
     """Row 16 b + w has word w of block b."""
     size = -(-count // (2 * PAIRED)) * 2 * PAIRED
     width, blocks = scratch.words.shape[1], size // secure_noise.WORDS
-    _encipher(first // secure_noise.WORDS, blocks, step, purpose, scratch)
+    _encipher(first // secure_noise.WORDS, blocks, step, purpose, scratch.cipher_start, scratch.cipher_words, width)
     for row in range(size):
         b, w = row // secure_noise.WORDS, row % secure_noise.WORDS
         out, found = scratch.words[row], scratch.cipher_words[w, b * width : (b + 1) * width]
@@ -144,13 +144,12 @@ def _chacha_tile(first, count, step, purpose, scratch):
 
 
 @numba.njit(**INSIDE)
-def _encipher(block, blocks, step, purpose, scratch):
-    """scratch.cipher_words[w, b * lanes + lane]: word w of each lane's block number block + b, b < blocks."""
-    start, width = scratch.cipher_start, scratch.words.shape[1]
+def _encipher(block, blocks, step, purpose, start, words, width):
+    """words[w, b * width + lane]: word w of each lane's block number block + b, b < blocks."""
     for b in range(blocks):
         for i in range(b * width, (b + 1) * width):
             start[12, i], start[14, i], start[15, i] = u32(block + b), step, purpose
-    secure_noise.chacha20(start, scratch.cipher_words, blocks * width)
+    secure_noise.chacha20(start, words, blocks * width)
 
 
 # --- Normals ----------------------------------------------------------------------------------------------------------
@@ -178,17 +177,14 @@ def _pair(words, normals, count):
 # --- More words of a few rows -----------------------------------------------------------------------------------------
 
 
-@numba.njit(inline="always")
-def word_block(number, lanes, step, purpose, scratch):
-    """scratch.block[:words]: the block of each lane whose counter ends in (number, step, purpose); how many words."""
-    if scratch.cipher_start.shape[1]:
-        _encipher(number, 1, step, purpose, scratch)
-        scratch.block[:] = scratch.cipher_words[:, : len(lanes.lane)]
+@numba.njit(**INSIDE)
+def word_block(number, keys, lane_of, step, purpose, block, column, counters, ramp, cipher_start, cipher_words):
+    """block[:words]: the block of each lane whose counter ends in (number, step, purpose); how many words."""
+    if cipher_start.shape[1]:
+        _encipher(number, 1, step, purpose, cipher_start, cipher_words, len(lane_of))
+        block[:] = cipher_words[:, : len(lane_of)]
         return secure_noise.WORDS
-    _fast_block(
-        scratch.block, scratch.column, u32(number), lanes.keys, lanes.lane,
-        scratch.counters, scratch.ramp, step, purpose,
-    )  # fmt: skip
+    _fast_block(block, column, number, keys, lane_of, counters, ramp, step, purpose)
     return 4
 
 
