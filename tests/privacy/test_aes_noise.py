@@ -194,6 +194,20 @@ def test_a_tile_has_the_words_it_says():
         assert np.array_equal(scratch.block[:4, run * columns + column], found)
 
 
+@needs_aes
+@pytest.mark.parametrize("lanes", [1, 3, 15, 16, 20])
+def test_a_block_has_the_words_it_says(lanes):
+    """Those of the block of (lane, number, step, purpose), however many lanes there are and however high its number."""
+    group = lanes_of(KEYS[:1], lanes)
+    scratch = _scratch(10, group.lane, 4)
+    for number in (0, 1, 63, 64, 255, 256, 2047, 2048, 10**6):
+        assert _block(number, group, scratch) == 4
+        for lane in (0, lanes // 2, lanes - 1):
+            counter = np.array([lane, number, STEP, PURPOSE], "<u4").tobytes().hex()
+            expected = bytes.fromhex(enciphered(KEYS[0][:16], *(4 * [counter]))[0])
+            assert np.array_equal(scratch.block[:4, lane], np.frombuffer(expected, "<u4"))
+
+
 def test_normals_are_the_box_muller_pairs_of_words_sixteen_rows_apart():
     lanes = lanes_of(KEYS[:3])
     scratch = _scratch(10, lanes.lane, 4)

@@ -20,10 +20,11 @@ from noisecast import (
     engines,
     linear_model,
 )
-from noisecast.engines._noise_kernels import TILE_OF_FEW_LANES
+from noisecast.engines._kernels import Lanes
+from noisecast.engines._noise_kernels import TILE_OF_FEW_LANES, word_block
 from noisecast.engines.dense import DenseRun
 from noisecast.engines.keys import noise_key
-from noisecast.engines.row_sparse import RowSparseRun
+from noisecast.engines.row_sparse import RowSparseRun, _scratch
 from noisecast.privacy import secure_noise
 from noisecast.privacy.counter_noise import normal_pair
 from noisecast.privacy.noise import Purpose, RandomRoot, SecureKey, key_for, key_words
@@ -95,6 +96,28 @@ def test_numbers_are_gaussians_of_its_words():
     exact = pairs.reshape(64, 16).T.ravel()  # row by row of sixty-four blocks
     np.testing.assert_allclose(drawn[1, 1, :1024], exact, rtol=1e-6, atol=1e-6)
     assert np.array_equal(drawn[1:], secure_noise.standard_normals(keys, 6, 2, 2500))  # any range of steps on its own
+
+
+@numba.njit
+def _block(number, lanes, scratch):
+    return word_block(
+        number, lanes.keys, lanes.lane, 5, 7, scratch.block, scratch.column, scratch.counters, scratch.ramp,
+        scratch.cipher_start, scratch.cipher_words,
+    )  # fmt: skip
+
+
+def test_a_block_of_a_row_has_the_words_of_its_number():
+    """Coins beyond the first 32: of a number that no tile reaches, too."""
+    key, lane = np.frombuffer(bytes(range(32)), "<u4"), np.arange(3, dtype=np.uint32)
+    states = secure_noise.first_states(np.repeat(key[None], len(lane), axis=0))
+    states[13] = lane
+    scratch, ones = _scratch(4, lane, 1, states), np.ones(len(lane), np.float32)
+    lanes = Lanes(*(6 * [ones]), lane, np.zeros((11, 4 * len(lane)), np.uint32))
+    for number in (0, 1, 63, 64, 255, 256, 2047, 2048, 10**6):
+        assert _block(number, lanes, scratch) == secure_noise.WORDS
+        for each in lane:
+            nonce = np.array([each, 5, 7], "<u4").tobytes()
+            assert scratch.block[:, each].astype("<u4").tobytes() == block(bytes(range(32)), number, nonce)
 
 
 def sparse_problem(num_features: int):
