@@ -12,7 +12,7 @@ from noisecast.theory.closures import SIGN_CLOSURE, GradientLaw, expected_norm, 
 from noisecast.theory.dp_adam import momentum_noise
 from noisecast.theory.frozen_steps import advance_covariance, advance_variance, geometric_sum, krylov_response
 from noisecast.theory.logistic_moments import clipped_expectations, logistic_expectations
-from noisecast.theory.loss_spread import hermite_coefficients, linear_variance, mean_loss_std
+from noisecast.theory.loss_spread import hermite_coefficients, linear_variance, mean_loss_std, std_of_mean
 from noisecast.theory.own_push import OwnPush
 from noisecast.theory.quadratic_moments import InjectedNoise, recursion_of
 
@@ -239,6 +239,17 @@ def test_the_spread_of_the_mean_loss_is_that_of_drawn_weights():
         return float(np.abs(np.array(stds) - found).mean())
 
     assert error(linear=linear) < error() / 2
+
+
+def test_a_few_examples_say_the_spread_of_the_mean_of_all():
+    """What examples have in common does not average out, what is their own does."""
+    rng = np.random.default_rng(690_002)
+    common, own, m, n = 0.02, 0.3, 100, 2_000
+    losses = common * rng.normal(size=(4_000, 1)) + own * rng.normal(size=(4_000, n))
+    few = losses[:, :m]
+    assert std_of_mean(few, n) == pytest.approx(losses.mean(axis=1).std(), rel=0.06)
+    assert std_of_mean(losses, n) == pytest.approx(losses.mean(axis=1).std(), rel=1e-9)
+    assert few.mean(axis=1).std() > 1.6 * losses.mean(axis=1).std()  # control: the mean of the few
 
 
 @pytest.mark.parametrize("presence, sees", [(0.05, True), (1.0, False)])

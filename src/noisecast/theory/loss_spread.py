@@ -55,6 +55,26 @@ def mean_loss_std(
     return math.sqrt(max(total, 0.0))
 
 
+def std_of_mean(losses: Array, num_examples: int) -> float:
+    """Standard deviation over runs of the mean loss of num_examples, from the losses of m of them in some runs.
+
+    By the covariances of pairs, as `mean_loss_std`: the mean of m alone would count each example's own part 1/m times.
+
+    Args:
+      losses: of a run and an example; (runs, m).
+
+    >>> std_of_mean(np.array([[1.0, 1.0], [-1.0, -1.0]]), 10)      # they move together
+    1.0
+    >>> independent = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    >>> round(std_of_mean(independent, 100), 12)
+    0.1
+    """
+    m = losses.shape[1]
+    alone = float(losses.var(axis=0).sum())
+    of_sum = float(losses.sum(axis=1).var())
+    return math.sqrt(max(_of_mean(of_sum - alone, alone, m, num_examples), 0.0))
+
+
 def linear_variance(together: float, shared: Array, alone: Array, num_examples: int) -> float:
     """Variance over runs of (1/num_examples) sum_i l_i' dz_i, from m of the examples.
 

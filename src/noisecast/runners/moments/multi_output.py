@@ -28,6 +28,7 @@ from noisecast.theory.frozen_steps import (
     krylov_response,
     power_iteration,
 )
+from noisecast.theory.loss_spread import std_of_mean
 from noisecast.theory.softmax_moments import (
     OutputExpectations,
     expected_labels_in_top,
@@ -351,24 +352,29 @@ class _MultiOutputSolve:
         one are off by half. Pairs m +- V^(1/2) xi, the same xi for everybody; with too few there is no deviation.
         """
         rng = np.random.default_rng(20_240_818)  # points of a quadrature: nothing private is drawn
-        parts = {"": self.few} if self.few_tests is None else {"": self.few, "test_": self.few_tests}
+        parts = {"": (self.few, self.examples.num_all)}
+        if self.few_tests is not None:
+            parts["test_"] = (self.few_tests, self.examples.num_tests)
         if not at.is_finite:
             return dict.fromkeys(["gradient_norm", *(f"{name}loss_std" for name in parts)], math.nan)
-        losses: dict[str, list[float]] = {name: [] for name in parts}
+        losses: dict[str, list[np.ndarray]] = {name: [] for name in parts}
         norms, scale = [], self.outputs.scale(self.num_outputs)
         num_pairs = int(np.clip(NUMBERS_IN_SAMPLES // at.mean.size, 4, 64))
         num_gradients = max(4, LOGITS_OF_GRADIENTS // self.rows.targets.size)
         for pair in range(num_pairs):
             offset = self._root_times(at, rng.standard_normal(at.mean.shape))
             for weights in (at.mean + offset, at.mean - offset):
-                for name, rows in parts.items():
+                for name, (rows, _) in parts.items():
                     logits = rows.dot(weights)
                     _, normaliser = self.outputs.probabilities(logits)
-                    losses[name].append(scale * float(normaliser.mean() - (logits * rows.targets).sum(axis=1).mean()))
+                    losses[name].append(scale * (normaliser - (logits * rows.targets).sum(axis=1)))
                 if pair < num_gradients:  # of all examples: the gradient of a few is mostly chance
                     probabilities, _ = self.outputs.probabilities(self.rows.dot(weights))
                     norms.append(scale * float(np.linalg.norm(self.rows.mean_of(probabilities - self.rows.targets))))
-        deviations = {f"{name}loss_std": float(np.std(found)) for name, found in losses.items()}
+        deviations = {
+            f"{name}loss_std": std_of_mean(np.array(losses[name]), num_examples)
+            for name, (_, num_examples) in parts.items()
+        }
         return {"gradient_norm": float(np.mean(norms)), **(deviations if num_pairs >= FEWEST_PAIRS else {})}
 
     def _root_times(self, at: _Weights, vector: np.ndarray) -> np.ndarray:

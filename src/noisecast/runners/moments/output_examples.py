@@ -89,7 +89,8 @@ class OutputExamples(NamedTuple):
     """What a forecast computes with.
 
     Args:
-      train, test: rows.   law: of the outputs.   num_all: of the training examples, those left out included.
+      train, test: rows.   law: of the outputs.
+      num_all, num_tests: of the training and of the test examples, those left out included.
       held_out: other examples, at most as many, which measure what a subsample adds; None without one.
     """
 
@@ -97,6 +98,7 @@ class OutputExamples(NamedTuple):
     test: OutputRows | None
     law: OutputLaw
     num_all: int
+    num_tests: int = 0
     held_out: OutputRows | None = None
 
     @classmethod
@@ -114,7 +116,8 @@ class OutputExamples(NamedTuple):
 
         test = None if problem.test is None else rows(problem.test, subsample_of(problem.test, len(chosen))[0])
         held_out = rows(problem.train, others) if len(others) else None
-        return cls(_split(features, problem.train, chosen, order, num_block, m), test, law, n, held_out)
+        num_tests = 0 if problem.test is None else len(problem.test.labels)
+        return cls(_split(features, problem.train, chosen, order, num_block, m), test, law, n, num_tests, held_out)
 
 
 def _split(
