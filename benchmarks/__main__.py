@@ -82,7 +82,9 @@ def main(
         found = race(contestants, rounds=rounds, seconds=seconds, core=core, say=console.print)
         rows = rows_of(workload.NAME, data, found)
         console.print(table_of(rows))
-        if not quick:
+        if quick:
+            console.print("A quick look: the ratios are rough, and nothing is written down.")
+        else:
             write(workload.NAME, rows, found)
 
 
