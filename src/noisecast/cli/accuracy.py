@@ -217,8 +217,7 @@ def what_may_be_chance(found: dict[str, Any]) -> list[str]:
 
 def _cells_shown(cells: Any) -> Table:
     first = cells.iloc[0]
-    seeds = sorted({*(cells["num_seeds"] + cells["num_diverged"])})
-    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    count = accuracy_picture.seeds_a_cell(cells)
     table = Table(
         title=f"Forecast against training: loss after {first['num_steps']:,} steps, {first['problem']}",
         caption=(

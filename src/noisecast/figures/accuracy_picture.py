@@ -156,7 +156,18 @@ def _title(frame: Any, over_noise: bool) -> str:
     return f"{title}, noise multiplier {frame['noise_multiplier'].iloc[0]:.3g}"
 
 
+def seeds_a_cell(cells: Any) -> str:
+    """How many seeds the cells of `last_steps` were trained with: one number, or from the least to the most.
+
+    >>> seeds_a_cell(pd.DataFrame({"num_seeds": [16, 64], "num_diverged": [0, 0]}))
+    '16 to 64'
+    """
+    counts = cells["num_seeds"] + cells["num_diverged"]
+    fewest, most = int(counts.min()), int(counts.max())
+    return str(most) if fewest == most else f"{fewest} to {most}"
+
+
 def _caption(frame: Any) -> str:
-    seeds = int(frame["num_seeds"].max())
+    seeds = seeds_a_cell(last_steps(frame))
     crosses = " crosses: called extrapolated." if EXTRAPOLATED in set(frame["status"]) else ""
     return f"dash-dot: forecast.{crosses} dots: mean of {seeds} trained seeds, bars: its 95 % interval. Non-private."
