@@ -7,9 +7,10 @@ and variances. The smallest p-value times their number (Bonferroni) must exceed 
 once in 10^6 choices of the seeds. The seeds were written down before any result: a failing one is a finding, not a
 reason to change it.
 
-**Controls.** The same rule must reject an engine that is a little wrong, in every case: what is compared with the
-engine is the right trainer and wrong ones (`TRAINERS`). Sixteen thousand runs cannot see one step's noise missing from
-120 (0.8 % of a variance), so those controls train 40 steps. `pytest -s` shows the numbers.
+**Controls.** The same rule must reject an engine that is a little wrong, in every case without a schedule: what is
+compared with the engine is the right trainer and wrong ones (`TRAINERS`), of the noise multiplier with twice the runs.
+Sixteen thousand runs cannot see one step's noise missing from 120 (0.8 % of a variance), so those controls train 40
+steps. `pytest -s` shows the numbers.
 """
 
 import zlib
@@ -192,10 +193,13 @@ class Trainer(NamedTuple):
     samplers: tuple[str, ...] = tuple(SAMPLERS)
     num_steps: int = NUM_STEPS
     runs: int = RUNS
+    forgotten_in: tuple[tuple[str, str], ...] = ()  # (optimizer, problem)
 
     def concerns(self, case: Case) -> bool:
         known = case.optimizer in self.optimizers and case.sampler in self.samplers
-        return known and (not self.wrong or not case.schedule)  # what schedules add has a control of its own
+        seen = (case.optimizer, case.problem) not in self.forgotten_in
+        # What schedules add has a control of its own: `test_noise_of_one_learning_rate_given_at_another_is_seen`.
+        return known and seen and (not self.wrong or not case.schedule)
 
 
 TRAINERS = {
@@ -206,9 +210,11 @@ TRAINERS = {
     "clip norm 5 % high, same noise": Trainer({"clip": 1.05 * CLIP, "z": NOISE_MULTIPLIER / 1.05}),
     # sign(g) does not know what g was divided by, and other samplers draw no other size.
     "divided by the drawn size": Trainer({"batch_size": None}, ("sgd", "adam"), ("poisson",)),
-    # Not DP-SGD: with several outputs it has forgotten the first step after forty, and not DP-Adam: its last step is a
-    # tenth of one among forty. 16,000 runs do not see those (p = 1e-5 and 0.98).
-    "first step without noise": Trainer({"quiet_steps": (0,)}, ("sign", "adam"), num_steps=FEW_STEPS),
+    # DP-SGD has forgotten the first step after forty in two of the problems (p up to 4e-5 with 16,000 runs).
+    "first step without noise": Trainer(
+        {"quiet_steps": (0,)}, num_steps=FEW_STEPS, forgotten_in=(("sgd", "softmax"), ("sgd", "multi-label"))
+    ),
+    # Not DP-Adam: its last step is a tenth of one among forty, and 16,000 runs do not see it (p = 0.98).
     "last step without noise": Trainer({"quiet_steps": (FEW_STEPS - 1,)}, ("sgd", "sign"), num_steps=FEW_STEPS),
 }
 
@@ -218,7 +224,7 @@ TRAINERS = {
     "case, trainer", [(case, name) for case in CASES for name in TRAINERS if TRAINERS[name].concerns(case)], ids=str
 )
 def test_an_engine_has_the_law_of_the_right_trainer_alone(case, trainer):
-    wrong, _, _, num_steps, runs = TRAINERS[trainer]
+    wrong, _, _, num_steps, runs, _ = TRAINERS[trainer]
     theirs = reference_runs(
         case.optimizer, case.sampler, case.problem, runs, num_steps, **wrong, schedule=case.schedule
     )

@@ -264,7 +264,7 @@ WRONG: dict[str, tuple[dict[str, Any], int]] = {
     "noise multiplier 3 % low": ({"z_scale": 0.97}, NUM_STEPS),
     "first step without noise": ({"quiet_steps": (0,)}, FEW_STEPS),
 }
-# Examples without a variance that nothing clips drown the privacy noise; `test_example_noise_3_percent_off_is_seen`.
+# Examples without a variance, hardly clipped, drown the privacy noise; `test_example_noise_3_percent_off_is_seen`.
 HEARD = [case for case in CASES if (case.noise, case.clipping) != ("nu=1", "unclipped")]
 
 
