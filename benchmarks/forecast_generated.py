@@ -2,10 +2,12 @@
 
   python -m benchmarks.forecast_generated
   python -m benchmarks.forecast_generated wide,zipf-counts --most-seeds 2048 --output cells.csv
+  python -m benchmarks.forecast_generated one-hot --noise-multipliers 0.05,0.3 --batch-size 24 --optimizer dp-sign-sgd
 
 For each kind: the learning rate and clip norm that `forecast_best` names at noise 1 for each optimizer; then forecasts
-and trained runs over noise multipliers 0.5, 2 and 8, a third of, once and three times that rate, half of and once that
-clip norm, 54 cells. The kinds are none that the forecast was made with: what it takes for granted should fail here.
+and trained runs over noise multipliers 0.5, 2 and 8 (or those asked for), a third of, once and three times that rate,
+half of and once that clip norm, 54 cells. The kinds are none that the forecast was made with: what it takes for granted
+should fail here.
 """
 
 import itertools
@@ -26,17 +28,17 @@ from noisecast.cli.accuracy import percent, summary, trained_on
 from noisecast.cli.output import TABLE_STYLE
 from noisecast.figures import accuracy_picture
 from noisecast.forecasting import forecast_best
-from noisecast.optimizers import OPTIMIZERS
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson
 from noisecast.problems.datasets import Dataset
 from noisecast.problems.linear import LinearModel, linear_model
 from noisecast.runners import Moments, Training, answer
 from noisecast.scenario import Scenario
+from noisecast.scenario_file import OPTIMIZER_NAMES
 
 SEED_DATA = 960_001
-NUM_STEPS, RECORD_AT, BATCH_SIZE = 500, (100, 500), 64
-NOISE_MULTIPLIERS, RATE_FACTORS, CLIP_FACTORS = (0.5, 2.0, 8.0), (1 / 3, 1.0, 3.0), (0.5, 1.0)
+NUM_STEPS, RECORD_AT = 500, (100, 500)
+RATE_FACTORS, CLIP_FACTORS = (1 / 3, 1.0, 3.0), (0.5, 1.0)
 FIRST_SEEDS = 16
 Features = np.ndarray | scipy.sparse.csr_array
 console = Console(width=130, highlight=False)
@@ -152,11 +154,15 @@ OFFSETS = {"one-hot": -2.5, "heavy-tails": -2.0}  # of the margins: labels of un
 
 @app.default
 def main(
-    kinds: str = ",".join(KINDS), /, *, share: float = 0.005, most_seeds: int = 1024, output: Path | None = None
-) -> None:
-    unknown = set(names := kinds.split(",")) - set(KINDS)
-    if unknown:
-        raise SystemExit(f"Expected kinds out of {', '.join(KINDS)}, got {', '.join(sorted(unknown))}.")
+    kinds: str = ",".join(KINDS), /, *, noise_multipliers: str = "0.5,2,8", batch_size: int = 64, optimizer: str = "",
+    share: float = 0.005, most_seeds: int = 1024, output: Path | None = None,
+) -> None:  # fmt: skip
+    names, optimizers = kinds.split(","), [optimizer] if optimizer else list(OPTIMIZER_NAMES)
+    for asked, known in ((names, KINDS), (optimizers, OPTIMIZER_NAMES)):
+        if unknown := set(asked) - set(known):
+            raise SystemExit(f"Expected out of {', '.join(known)}, got {', '.join(sorted(unknown))}.")
+    noises = [float(noise) for noise in noise_multipliers.split(",")]
+    kinds_of_optimizer = [OPTIMIZER_NAMES[each] for each in optimizers]
     shown = Table(title="Forecast against training: final training loss, on generated data", **TABLE_STYLE)
     for header in (
         "data", "n x p", "cells", "diverged", "ok", "median", "95 %", "worst", "worst ok", "std", "known to", "time",
@@ -165,7 +171,8 @@ def main(
     found = []
     for name in names:
         began, problem = time.monotonic(), problem_of(name)
-        cells = compared(problem, grid(problem), share=share, most_seeds=most_seeds)
+        scenarios = grid(problem, kinds_of_optimizer, noises, batch_size)
+        cells = compared(problem, scenarios, share=share, most_seeds=most_seeds)
         found.append(cells.assign(data=name))
         shown.add_row(name, f"{problem.num_examples} x {problem.num_features}", *_row(cells), _since(began))
         console.print(f"{name}: {_since(began)}")
@@ -188,13 +195,15 @@ def problem_of(name: str) -> LinearModel:
     return linear_model(*parts)
 
 
-def grid(problem: LinearModel) -> list[Scenario]:
-    sampler = Poisson.for_batch_size(BATCH_SIZE, problem.num_examples)
+def grid(
+    problem: LinearModel, optimizers: Sequence[type], noise_multipliers: Sequence[float], batch_size: int
+) -> list[Scenario]:
+    sampler = Poisson.for_batch_size(batch_size, problem.num_examples)
     mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=0.5, sampler=sampler)
     found = []
-    for kind in OPTIMIZERS:
+    for kind in optimizers:
         best = forecast_best(problem, mechanism, kind(learning_rate=1.0), num_steps=NUM_STEPS).scenario
-        for noise, rate, clip in itertools.product(NOISE_MULTIPLIERS, RATE_FACTORS, CLIP_FACTORS):
+        for noise, rate, clip in itertools.product(noise_multipliers, RATE_FACTORS, CLIP_FACTORS):
             at = replace(best.mechanism, l2_clip_norm=clip * best.mechanism.l2_clip_norm, noise_multiplier=noise)
             optimizer = replace(best.optimizer, learning_rate=rate * best.optimizer.learning_rate)
             found.append(replace(best, mechanism=at, optimizer=optimizer))

@@ -33,6 +33,7 @@ class GradientLaw(NamedTuple):
       snr_factors, snr_weights: the noise as a scale mixture (`GradientMoments`); (K,).
       presence: p_j, the share of batches with an example that moves coordinate j; () or (d,) in (0, 1].
       privacy_variance: what of s_j^2 is there in the other batches too; ().
+      sign: E sign(g_j) and its gain; (2, d). Where it is known from more than these moments (`sign_of_batch`).
     """
 
     mean: Array
@@ -42,6 +43,7 @@ class GradientLaw(NamedTuple):
     snr_weights: Array = (1.0,)
     presence: Array = 1.0
     privacy_variance: float = 0.0
+    sign: Array | None = None
 
     @property
     def variance(self) -> Array:
@@ -54,6 +56,7 @@ class GradientLaw(NamedTuple):
             signal_variance=self.signal_variance[chosen],
             noise_variance=self.noise_variance[chosen],
             presence=self.presence[chosen] if np.ndim(self.presence) else self.presence,
+            sign=None if self.sign is None else self.sign[:, chosen],
         )
 
     def when_present(self) -> "GradientLaw":
@@ -83,6 +86,7 @@ class Closure:
       noise_share: (step, num_steps) -> noise of those steps over that of num_steps independent directions; ().
       lag: steps by which directions lag behind gradients; () >= 0.
       is_linear: whether directions are linear in gradients, so that no ratio of step to noise is too large.
+      feels_shape: whether directions are signs, which feel more of a batch's law than mean and variance.
       quadratic: its own recursion on quadratics; None: the one step above, coordinate by coordinate.
       caveat: a sentence where the optimizer's own settings are out of the closure's depth; else empty.
     """
@@ -94,6 +98,7 @@ class Closure:
     noise_share: Callable[[int, int], float] = lambda step, num_steps: 1.0
     lag: float = 0.0
     is_linear: bool = False
+    feels_shape: bool = False
     quadratic: "QuadraticRecursion | None" = None
     caveat: str = ""
 
@@ -120,6 +125,8 @@ def sign_response(law: GradientLaw) -> tuple[Array, Array]:
     >>> mean.round(6), gain.round(6)
     (array([0., 1.]), array([0.797885, 0.      ]))
     """
+    if law.sign is not None:
+        return law.sign[0], law.sign[1]
     presence, law = law.presence, law.when_present()
     mean = np.asarray(law.mean, np.float64)
     expected, gain = np.zeros_like(mean), np.zeros_like(mean)
@@ -147,6 +154,7 @@ SIGN_CLOSURE = Closure(
     response=lambda law, memory: sign_response(law),
     covariance=lambda mean, covariance, memory: sign_covariance(mean, covariance),
     variance=_sign_variance,
+    feels_shape=True,
 )
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from noisecast.problems.linear import LOGISTIC, LinearModel
+from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import Examples
 from noisecast.runners.moments.forecast import Forecast, collected, time_grid
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, between, is_finite, residual_bound
@@ -120,11 +121,20 @@ class _LogisticSolve:
         self.metrics = LogisticMetrics(examples, self.num_examples, clip, loss_alone=settings.loss_alone)
         self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
         self.presence = self.rows.presence(self.fill * self.mechanism.expected_batch_size)
+        self.batch_shape = self._batch_shape()
         self.passing: set[int] = set()  # steps to record
         self.passed: dict[int, Weights] = {}  # the weights there
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
+
+    def _batch_shape(self) -> BatchShape | None:
+        if not self.closure.feels_shape:
+            return None
+        size = self.mechanism.expected_batch_size
+        rate = self.fill * size / self.rows.num_examples
+        privacy = self.mechanism.mean_noise_std**2
+        return BatchShape.of(self.rows, self.bound, rate=rate, batch_size=size, privacy_variance=privacy)
 
     def forecast(self, record_at: Sequence[int]) -> Forecast:
         """In time steps that do not depend on `record_at`, so that looking on the way does not move the end."""
@@ -349,10 +359,15 @@ class _LogisticSolve:
     def _travelled(
         self, field: _Field, expected: np.ndarray, slope: np.ndarray, offset: np.ndarray, num_steps: int
     ) -> np.ndarray:
-        """eta sum_i (I - eta D J)^i D (F + J offset), D the chord E u/F: it knows how far a saturated sign bends."""
+        """eta sum_i (I - eta D J)^i (E u + D J offset), D the chord E u/F: it knows how far a saturated sign bends.
+
+        A chord of Gaussians is at least the slope; that of a skew batch, whose sign need not be its mean's, is not.
+        """
         pushed = np.abs(field.mean) > 1e-12 * np.abs(field.mean).max()
-        root = np.sqrt(np.where(pushed, expected / np.where(pushed, field.mean, 1.0), slope))
-        force = field.mean if not offset.any() else field.mean + self._curve(field, offset)
+        chord = np.maximum(np.where(pushed, expected / np.where(pushed, field.mean, 1.0), slope), slope)
+        root, force = np.sqrt(chord), expected / chord
+        if offset.any():
+            force = force + self._curve(field, offset)
         eta, lag = self.learning_rate, self.closure.lag
         response = krylov_response(
             lambda v: eta * root * self._curve(field, root * v), root * force, num_steps, lag=lag, most=SATURATED
@@ -371,10 +386,7 @@ class _LogisticSolve:
         )
         found = ClippedExpectations(*(self.fill * part for part in found))  # of the sum over a batch, over B
         mean = rows.mean_of(found.residual)
-        held = found.slope * at.pushed.remaining_share(block_spread + rest_spread)
-        jacobian = rows.block_second_moment(held)
-        # Single precision may leave a variance of nothing below nothing.
-        jacobian_diag = np.maximum(rows.rest_second_moment(held) - rows.rest_moment_along(held), 0.0)
+        jacobian, jacobian_diag = self._jacobian(found.slope, at, block_spread + rest_spread)
         noise = self.second_share * rows.block_second_moment(found.squared_residual)
         pull = rows.in_block(mean)
         noise = noise - self.mean_share * np.outer(pull, pull) + privacy * np.eye(len(pull))
@@ -385,7 +397,18 @@ class _LogisticSolve:
         signal = np.concatenate([np.diag(spread)[:split], jacobian_diag**2 * at.variance])
         variance = np.maximum(np.concatenate([np.diag(noise)[:split], rest_noise]), 1e-30)
         law = GradientLaw(mean, signal, variance, presence=self.presence, privacy_variance=privacy)
+        if self.batch_shape is not None:
+            law, felt = self.batch_shape.seen_by_sign(found, law, self.fill)
+            found = found._replace(slope=felt * found.slope)
+            jacobian, jacobian_diag = self._jacobian(found.slope, at, block_spread + rest_spread)
         return _Field(found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise_along, noise + spread, law)
+
+    def _jacobian(self, slope: np.ndarray, at: Weights, alone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """J of examples of these slopes: in the block, and its diagonal in the rest, beside the block's columns."""
+        held = slope * at.pushed.remaining_share(alone)
+        # Single precision may leave a variance of nothing below nothing.
+        of_rest = np.maximum(self.rows.rest_second_moment(held) - self.rows.rest_moment_along(held), 0.0)
+        return self.rows.block_second_moment(held), of_rest
 
     def _out_of_depth(self, field: _Field, at: Weights, step: int) -> bool:
         if not np.isfinite(field.mean).all():

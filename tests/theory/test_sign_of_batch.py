@@ -1,0 +1,63 @@
+"""The sign of a sum over few examples against the same law summed over all counts of them. No randomness."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from noisecast.theory.closures import GradientLaw, sign_response
+from noisecast.theory.sign_of_batch import Entries, sign_of_batch
+
+VALUES, MEAN, STD = np.array([1.0, -0.4]), np.array([0.8, 1.5]), np.array([0.1, 0.6])
+
+
+def by_counting(rate: float, noise_std: float, shift: float = 0.0) -> tuple[float, float]:
+    """E sign and 2 p(0) of shift + sum_i b_i x_i r_i + noise: four Poisson counts, two examples on two sides."""
+    parts = np.concatenate([VALUES * (MEAN + STD), VALUES * (MEAN - STD)])
+    counts = np.array(list(itertools.product(range(20), repeat=4)))
+    weights = stats.poisson.pmf(counts, rate / 2).prod(axis=1)
+    sums = counts @ parts + shift
+    expected = weights @ special.erf(sums / noise_std / np.sqrt(2))
+    return expected, 2 * weights @ stats.norm.pdf(sums, scale=noise_std)
+
+
+def found_by_inversion(rate: float, noise_std: float):
+    entries = Entries(np.array([0, 2]), np.array([0, 1]), VALUES)
+    return sign_of_batch(entries, MEAN, STD, rate=rate, noise_variance=np.array([noise_std**2]))
+
+
+@pytest.mark.parametrize("rate, noise_std", list(itertools.product([0.1, 0.7, 3.0], [0.05, 0.3, 1.0, 20.0])))
+def test_sign_of_a_batch_is_what_counting_finds(rate, noise_std):
+    """E sign, its gain, and the gain where one more of that example is drawn."""
+    found = found_by_inversion(rate, noise_std)
+    expected, gain = by_counting(rate, noise_std)
+    assert found.expected[0] == pytest.approx(expected, abs=1e-4)
+    assert found.gain[0] == pytest.approx(gain, rel=1e-3)
+    for i in range(2):
+        sides = [VALUES[i] * (MEAN[i] + side * STD[i]) for side in (-1, 1)]
+        if_drawn = np.mean([by_counting(rate, noise_std, shift)[1] for shift in sides])
+        assert found.gain_if_drawn[i] == pytest.approx(if_drawn, abs=1e-3 * gain)
+    second = rate * VALUES**2 @ (MEAN**2 + STD**2)
+    law = GradientLaw(np.array([rate * VALUES @ MEAN]), np.zeros(1), np.array([second + noise_std**2]))
+    of_two_moments = sign_response(law)[0][0]
+    if noise_std <= 0.3 and rate < 1:  # the control: two moments, and one gain for all, are seen to be wrong
+        assert abs(of_two_moments - expected) > 0.01
+        assert found.gain_if_drawn.max() < 0.7 * gain
+    if noise_std == 20.0:
+        assert abs(of_two_moments - expected) < 1e-4
+
+
+def test_the_gain_is_the_slope_of_the_sign():
+    """d E sign/d theta, each example adding x_i r_i' more: Mecke's formula against a difference."""
+    rate, noise_std, nudge = 0.7, 0.3, 1e-3
+    entries = Entries(np.array([0, 2]), np.array([0, 1]), VALUES)
+    slopes = np.array([-0.2, -0.7])
+    ends = [
+        sign_of_batch(entries, MEAN + side * nudge * slopes, STD, rate=rate, noise_variance=np.array([noise_std**2]))
+        for side in (-1, 1)
+    ]
+    difference = (ends[1].expected[0] - ends[0].expected[0]) / (2 * nudge)
+    gains = found_by_inversion(rate, noise_std)
+    assert rate * gains.gain_if_drawn @ (VALUES * slopes) == pytest.approx(difference, rel=1e-3)
+    assert rate * gains.gain[0] * VALUES @ slopes != pytest.approx(difference, rel=0.1)  # the control: one gain for all
