@@ -3,7 +3,9 @@
 The paper's grid for DP-SGD ends where small epsilons need it; "tuned again" adds the lower learning rates of its second
 try. Lower ones are added for the adaptive optimizers too, lest an edge of their grid be taken for a best rate
 that does not move. Learning rates are compared at one clip norm: where examples are clipped, DP-SGD's path depends on
-the product of both, so with a free clip norm its best learning rate means little. All losses here are non-private.
+the product of both, so with a free clip norm its best learning rate means little. A valley is flat at its bottom, and
+the paper's grids are coarse: slopes are of a finer sweep, in half octaves, of many more seeds. All losses here are
+non-private.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +25,7 @@ from noisecast.protocols import NUM_LAST_EPOCHS, Grid, Score, protocol_b_questio
 from noisecast.question import Question
 from noisecast.reproduction.claims import UNDECIDED, Claim
 from noisecast.reproduction.fits import Estimate, bootstrap
-from noisecast.reproduction.retuned import Cube, cubes, slope
+from noisecast.reproduction.retuned import Cube, best_rates, cubes, slope
 from noisecast.reproduction.tasks import (
     FORUM,
     FORUM_QUICK,
@@ -52,6 +54,37 @@ COMPARED_CLIP = {IMDB.name: 0.5, FORUM.name: 0.5, MOVIELENS_PAPER_LIKE.name: 2.0
 
 
 @dataclass(frozen=True)
+class Finer:
+    """A task's second sweep, at the clip norm at which learning rates are compared.
+
+    Args:
+      noise_multipliers: at which something is learnt; far apart, for the slope.   num_seeds: of every cell.
+      learning_rates: by optimizer class; none of the first sweep, so that each row is of one of them.
+    """
+
+    noise_multipliers: Numbers
+    num_seeds: int
+    learning_rates: Mapping[type, Numbers]
+
+
+def _half_octaves(first: float, count: int) -> Numbers:
+    return tuple(float(f"{first * 2 ** (k / 2):.4g}") for k in range(count))
+
+
+def _finer(levels: Numbers, num_seeds: int, sgd: tuple[float, int], adaptive: tuple[float, int]) -> Finer:
+    """From (lowest learning rate, how many) of either kind."""
+    rates = dict.fromkeys((DPSignSGD, DPAdam), _half_octaves(*adaptive))
+    return Finer(levels, num_seeds, {DPSGD: _half_octaves(*sgd), **rates})
+
+
+FINER = {
+    IMDB.name: _finer((5.42, 2.71, 1.36), 40, sgd=(0.26, 13), adaptive=(0.0127, 9)),
+    FORUM.name: _finer((2.824, 1.412, 0.706), 6, sgd=(0.42, 13), adaptive=(0.0079, 9)),
+    MOVIELENS_CENTRED.name: _finer((1.33, 0.66, 0.33), 4, sgd=(0.0038, 12), adaptive=(0.00013, 10)),
+}
+
+
+@dataclass(frozen=True)
 class Plan:
     """A task's sweep.
 
@@ -59,6 +92,7 @@ class Plan:
       task: with its epochs and grids.   noise_multipliers: where it is tuned.   num_seeds: of every cell.
       grids: by optimizer class, as in the paper.   more: learning rates that are added afterwards.
       forecast: the noise multipliers at which the cells of one clip norm are forecast.   score: of a cell.
+      finer: whether the second sweep is run, too.
     """
 
     task: Task
@@ -68,14 +102,15 @@ class Plan:
     more: Mapping[type, Numbers]
     forecast: Numbers
     score: Score = MEAN_OF_LAST_EPOCHS
+    finer: bool = True
 
 
 def _more(task: Task, adaptive: Numbers = ()) -> dict[type, Numbers]:
     return {DPSGD: task.more_learning_rates, DPSignSGD: adaptive, DPAdam: adaptive}
 
 
-def _papers(task: Task, adaptive: Numbers = ()) -> Plan:
-    return Plan(task, task.budgets, 1, task.protocol_b, _more(task, adaptive), task.budgets)
+def _papers(task: Task, adaptive: Numbers = (), *, finer: bool = False) -> Plan:
+    return Plan(task, task.budgets, 1, task.protocol_b, _more(task, adaptive), task.budgets, finer=finer)
 
 
 _LOWER, _LOWER_MOVIELENS = (0.001, 0.003), (0.00001, 0.00003)  # than the adaptive optimizers have in the paper
@@ -119,7 +154,7 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
         _movielens_quick(),
     ),
     "paper": (
-        _papers(IMDB, _LOWER),
+        _papers(IMDB, _LOWER, finer=True),
         _papers(FORUM),
         *(_papers(task, _LOWER_MOVIELENS) for task in (MOVIELENS_PAPER_LIKE, MOVIELENS_CENTRED)),
     ),
@@ -151,12 +186,29 @@ def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:
         at_clip = [(optimizer, Grid(grid.learning_rates, (clip,))) for optimizer, grid in grids]
         forecast = {"noise_multipliers": plan.forecast, "runners": [MOMENTS]}
         yield protocol_b_question(problem, base.mechanism, at_clip, **asked, **forecast)
+    if plan.finer:
+        finer = FINER[task_of(problem.name).name]
+        grids = [(kind(learning_rate=1.0), Grid(rates, (clip,))) for kind, rates in finer.learning_rates.items()]
+        asked |= {"noise_multipliers": finer.noise_multipliers}
+        again = {"num_seeds": finer.num_seeds, "runners": [Training()]}
+        yield protocol_b_question(problem, base.mechanism, grids, **asked, **again)
+        if plan.forecast:
+            yield protocol_b_question(problem, base.mechanism, grids, **asked, runners=[MOMENTS])
 
 
 def data(table: Any) -> pd.DataFrame:
     """The losses by which cells are judged: those of the last step, or of the ends of the last epochs."""
     table = in_the_papers_order(table)
     return table.loc[(table["metric"] == "loss") & (table["step"] > 0)].reset_index(drop=True)
+
+
+def sweeps(rows: Any) -> tuple[Any, Any]:
+    """The rows of one task: those of the first sweep, those of the finer one."""
+    finer = FINER.get(task_of(str(rows["problem"].iloc[0])).name)
+    rates = {kind.name: set(of) for kind, of in finer.learning_rates.items()} if finer else {}
+    pairs = zip(rows["optimizer"], rows["learning_rate"], strict=True)
+    is_finer = np.array([rate in rates.get(name, ()) for name, rate in pairs], bool)
+    return rows[~is_finer], rows[is_finer]
 
 
 # --- What is drawn ---------------------------------------------------------------------------------------------------
@@ -178,7 +230,7 @@ def best_cells(frame: pd.DataFrame) -> Any:
     """`protocols.tuned` of every task, with a column `curve`: the optimizer, or "DP-SGD tuned again"."""
     found = []
     for _, part in frame.groupby("problem", sort=False):
-        rows: Any = part
+        rows, _ = sweeps(part)
         is_sgd = rows["optimizer"] == "DP-SGD"
         first = rows[~is_sgd | is_in_first_grid(rows)]
         found.append(tuned(first, score_of(rows)).assign(curve=lambda best: best["optimizer"]))
@@ -196,13 +248,21 @@ def claims(frame: pd.DataFrame) -> list[Claim]:
         about = f"{title_of(str(problem))}: "
         task = task_of(str(problem))
         source = SOURCE + ("protocolB_movielens" if "movielens" in str(problem) else "ProtocolB")
-        found += [*_slopes(rows, source, about, COMPARED_CLIP[task.name]), *_losses(rows, source, about)]
-    first = frame[frame["problem"] == frame["problem"].iloc[0]]
+        found += [*_slopes(rows, source, about, COMPARED_CLIP[task.name]), *_losses(sweeps(rows)[0], source, about)]
+    first, _ = sweeps(frame[frame["problem"] == frame["problem"].iloc[0]])
     return [*found, price_of_tuning(first)]
 
 
+def compared(rows: Any) -> Any:
+    """Of which slopes are taken: the finer sweep, where there is one."""
+    first, finer = sweeps(rows)
+    return finer if len(finer) else first
+
+
 def _slopes(rows: Any, source: str, about: str, clip: float) -> Iterator[Claim]:
-    trained, forecast, free = cubes(rows, "training", clip), cubes(rows, "moments", clip), cubes(rows, "training")
+    of_slopes, (rows, _) = compared(rows), sweeps(rows)
+    trained, forecast = cubes(of_slopes, "training", clip), cubes(of_slopes, "moments", clip)
+    free = cubes(rows, "training")
     wanted = {
         "DP-SGD": (1.0, "is proportional to epsilon"),
         **dict.fromkeys(ADAPTIVE, (0.0, "hardly depends on epsilon")),
@@ -232,7 +292,7 @@ def _slopes(rows: Any, source: str, about: str, clip: float) -> Iterator[Claim]:
             **measured._asdict(),
             wanted="1 ± 0.25",
             holds=measured.within(0.75, 1.25),
-            theory=f"1 where privacy noise dominates ({_share_of_noise(rows)})",
+            theory=f"1 where privacy noise dominates ({_share_of_noise(of_slopes)})",
             forecast=_forecast(forecast, lambda of, name=name: slope(of["DP-SGD"], of[name])),
             corrected=f"{_open(measured, 1, 1)}Difference {_text(measured)}.",
         )
@@ -347,6 +407,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             _draw_losses(panels[1], rows, "nominal_epsilon", "nominal ε of the paper (no guarantee)")
             panels[0].set_ylabel(f"{title_of(str(problem))}\nbest training loss (non-private)")
             _draw_rates(panels[2], rows)
+            _draw_finer(panels[2], sweeps(frame[frame["problem"] == problem])[1])
         figure.legend(handles=_handles(frame), loc="outside lower center", ncols=4)
     return figure
 
@@ -403,12 +464,24 @@ def _draw_rates(panel: Any, rows: Any) -> None:
     plain_numbers(panel.yaxis)
 
 
+def _draw_finer(panel: Any, rows: Any) -> None:
+    """Best rates of the finer sweep, with their intervals."""
+    for name, cube in cubes(rows, "training").items():
+        found = best_rates(cube)
+        nominal = rows.drop_duplicates("noise_multiplier").set_index("noise_multiplier")["nominal_epsilon"]
+        values = np.array([[each.value, each.low, each.high] for each in found.values()]).reshape(-1, 3)
+        panel.errorbar(
+            nominal[list(found)], values[:, 0], yerr=abs(values[:, 1:] - values[:, :1]).T, linestyle="none",
+            marker="D", markersize=4, markerfacecolor="white", color=CURVE_COLOURS[name], linewidth=1, zorder=4,
+        )  # fmt: skip
+
+
 def _handles(frame: pd.DataFrame) -> list[Line2D]:
     handles = [
         Line2D([], [], color=colour, marker="s" if "again" in name else "o", markersize=4, label=name)
         for name, colour in CURVE_COLOURS.items()
     ]
-    counts = [len(set(rows["seed"].dropna())) for _, rows in frame.groupby("problem")]
+    counts = [len(set(sweeps(rows)[0]["seed"].dropna())) for _, rows in frame.groupby("problem")]
     fewest, most = min(counts), max(counts)
     seeds = str(most) if fewest == most else f"{fewest} to {most}"
     bars = f"bars: 95 % interval of the mean of {seeds} seeds" if most > 1 else "one seed: no bars"
@@ -417,6 +490,8 @@ def _handles(frame: pd.DataFrame) -> list[Line2D]:
         Line2D([], [], color="black", linestyle=RUNNER_LINES["moments"][0], label=RUNNER_LABELS["moments"]),
         Line2D([], [], color="black", linestyle="none", marker="o", markersize=8, markerfacecolor="none",
                label="at an edge of the grid"),
+        Line2D([], [], color="black", linestyle="none", marker="D", markersize=4, markerfacecolor="white",
+               label="best rate of the finer sweep, with its 95 % interval"),
         Line2D([], [], color="black", linestyle=(0, (1, 2)), label="claimed slope 1"),
     ]  # fmt: skip
     return handles

@@ -47,7 +47,7 @@ def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = No
 
 def _tasks(scale: Scale) -> tuple[Task, ...]:
     """An early rate is a small difference of noisy losses: quickly, with more seeds where they are cheap."""
-    return tuple(replace(task, num_seeds=20) if task is IMDB_QUICK else task for task in TASKS[scale])
+    return tuple(replace(task, num_seeds=60) if task is IMDB_QUICK else task for task in TASKS[scale])
 
 
 def _question(task: Task, data_dir: Path | None) -> Question:

@@ -64,8 +64,8 @@ class Plan:
 PLANS: dict[Scale, tuple[Plan, ...]] = {
     "quick": (
         Plan(replace(IMDB_QUICK, num_seeds=24), (1, 2, 3, 4), moves=True),
-        Plan(FORUM_QUICK, (), moves=True),
-        Plan(replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5), (0.15, 0.35, 0.55, 0.95), moves=True),
+        Plan(replace(FORUM_QUICK, num_seeds=8), (), moves=True),
+        Plan(replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5, num_seeds=3), (0.15, 0.35, 0.55, 0.95), moves=True),
     ),
     "paper": tuple(Plan(task, task.threshold) for task in (IMDB, FORUM, MOVIELENS_PAPER_LIKE, MOVIELENS_CENTRED)),
 }

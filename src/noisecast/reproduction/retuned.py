@@ -8,7 +8,8 @@ import pandas as pd
 from noisecast.reproduction.fits import Estimate, bootstrap
 from noisecast.table import DIVERGED
 
-LOST = 1e30  # the loss of a diverged run: worse than any, and still a number that means can be taken of
+LOST = 1e30  # the loss of a diverged run: worse than any, also as one of a million; still a number that has means
+REACH, FEWEST = np.log(2.9), 5  # rates within that factor of the best make a cubic, if there are so many
 
 
 class Cube:
@@ -30,14 +31,23 @@ class Cube:
         self.noise, self.clips, self.rates = (np.array(level, float) for level in levels)
         of_seeds = of_seeds.dropna(axis=1)  # seeds that lack a cell
         self.values = of_seeds.reindex(pd.MultiIndex.from_product(levels)).fillna(LOST).to_numpy(float)
+        spread = self.values.std(axis=1)
+        smallest = spread[spread > 0].min() if spread.any() else 1.0
+        # What weighs a cell in a fit: the same in every resample.
+        self.weights = self._by_cell(smallest / np.where(spread > 0, spread, smallest)).max(axis=1)
 
     def losses(self, means: np.ndarray) -> np.ndarray:
         """The best mean loss at every noise multiplier."""
         return self._by_cell(means).min(axis=(1, 2))
 
     def rates_of(self, means: np.ndarray) -> np.ndarray:
-        """The best learning rate at every noise multiplier: the vertex of a parabola in its logarithm."""
-        return np.exp(_vertices(np.log(self.rates), self._by_cell(means).min(axis=1)))
+        """The best learning rate at every noise multiplier: the bottom of a curve in its logarithm.
+
+        Of a cubic through the rates near the best, each weighted by how well its loss is known; where fewer than
+        five are near, of a parabola through three.
+        """
+        losses, x = self._by_cell(means).min(axis=1), np.log(self.rates)
+        return np.exp([_bottom(x, row, weights) for row, weights in zip(losses, self.weights, strict=True)])
 
     def is_inside(self) -> np.ndarray:
         """At which noise multipliers the best learning rate is not at an edge of what was tried."""
@@ -54,27 +64,55 @@ class Cube:
         return means.reshape(len(self.noise), len(self.clips), len(self.rates))
 
 
-def _vertices(x: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """Of the parabolas through the least of every row and its neighbours; at an edge the least itself."""
-    best = losses.argmin(axis=1)
-    if len(x) < 3:
-        return x[best]
-    i, rows = np.clip(best, 1, len(x) - 2), np.arange(len(losses))
-    left, right = x[i - 1] - x[i], x[i + 1] - x[i]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        tilt_left, tilt_right = (
-            (losses[rows, i + side] - losses[rows, i]) / width for side, width in ((-1, left), (1, right))
-        )
-        bend = (tilt_right - tilt_left) / (right - left)
-        vertex = x[i] - (tilt_right - bend * right) / (2 * bend)
-    is_bowl = (best == i) & np.isfinite(vertex) & (bend > 0)
-    return np.where(is_bowl, vertex, x[best])
+def _bottom(x: np.ndarray, losses: np.ndarray, weights: np.ndarray) -> float:
+    """Of one curve; the least itself where it is at an edge, or the fit has no bottom near it."""
+    best = int(losses.argmin())
+    for _ in range(3):  # the bottom found may be nearer to the next rate
+        near = (abs(x - x[best]) <= REACH) & (losses < LOST / 1e6)
+        if near.sum() < FEWEST:
+            return _vertex(x, losses)
+        found = _bottom_of_cubic(x[near] - x[best], losses[near], weights[near])
+        if not abs(found) <= REACH:
+            return float(x[losses.argmin()])
+        found += x[best]
+        if (closest := int(abs(x - found).argmin())) == best:
+            break
+        best = closest
+    return found
+
+
+def _bottom_of_cubic(x: np.ndarray, losses: np.ndarray, weights: np.ndarray) -> float:
+    """nan where it has none."""
+    cubic, square, linear, _ = np.polyfit(x, losses, 3, w=weights)
+    inner = square**2 - 3 * cubic * linear
+    return float(-linear / (square + np.sqrt(inner))) if inner >= 0 and square + np.sqrt(inner) > 0 else np.nan
+
+
+def _vertex(x: np.ndarray, losses: np.ndarray) -> float:
+    """Of the parabola through the least and its neighbours; at an edge the least itself."""
+    best = int(losses.argmin())
+    if not 0 < best < len(x) - 1:
+        return float(x[best])
+    left, right = x[best - 1] - x[best], x[best + 1] - x[best]
+    tilt_left, tilt_right = (losses[best - 1] - losses[best]) / left, (losses[best + 1] - losses[best]) / right
+    bend = (tilt_right - tilt_left) / (right - left)
+    return float(x[best] - (tilt_right - bend * right) / (2 * bend)) if bend > 0 else float(x[best])
 
 
 def cubes(rows: Any, runner: str, clip: float | None = None) -> dict[str, Cube]:
     """By optimizer, of one task; empty where the runner was not asked."""
     of_runner = rows[rows["runner"] == runner]
     return {str(name): Cube(part, clip) for name, part in of_runner.groupby("optimizer", sort=False)}
+
+
+def best_rates(cube: Cube) -> dict[float, Estimate]:
+    """By noise multiplier, where the best learning rate is not at an edge."""
+
+    def at(level: Any) -> Estimate:
+        found = bootstrap(lambda sample: float(np.log(cube.rates_of(sample.mean(axis=1))[level])), cube.values)
+        return Estimate(*np.exp(found))
+
+    return {float(cube.noise[level]): at(level) for level in np.flatnonzero(cube.is_inside())}
 
 
 def slope(cube: Cube, other: Cube | None = None) -> Estimate:

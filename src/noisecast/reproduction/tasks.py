@@ -283,7 +283,7 @@ _MOVIELENS_QUICK = {
     "threshold_batch_sizes": (32, 64, 128),
     "budgets": (13.3, 3.32, 1.33, 0.66),
 }
-MOVIELENS_PAPER_LIKE_QUICK = replace(MOVIELENS_PAPER_LIKE, **_MOVIELENS_QUICK, forecast=False)
+MOVIELENS_PAPER_LIKE_QUICK = replace(MOVIELENS_PAPER_LIKE, **_MOVIELENS_QUICK | {"num_seeds": 6}, forecast=False)
 MOVIELENS_CENTRED_QUICK = replace(MOVIELENS_CENTRED, **_MOVIELENS_QUICK)
 
 TASKS: dict[Scale, tuple[Task, ...]] = {
