@@ -249,9 +249,9 @@ def test_a_protocol_b_question_is_the_grid(question):
 def test_both_stages_of_protocol_a(question, tmp_path):
     sizes = []
 
-    def ask(questions, is_last):
+    def ask(questions):
         sizes.append(sum(len(q.scenarios) * len(q.runners) for q in questions))
-        return run_sweep(questions, tmp_path / "store", workers=0)
+        return run_sweep(questions, tmp_path / "store", workers=0, among=[question])
 
     table = ask_protocol_a([question], Score(), tuned_at=5.0, ask=ask)
     # runners x cells, and then runners x optimizers x noise multipliers more: of 48 cells 22 are never asked.

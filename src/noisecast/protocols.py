@@ -164,19 +164,24 @@ def ask_protocol_a(
     score: Score,
     *,
     tuned_at: float,
-    ask: Callable[..., pd.DataFrame],
+    ask: Callable[[Sequence[Question]], pd.DataFrame],
 ) -> pd.DataFrame:
     """Both stages of Protocol A: the table of the tuning and of the settings that were kept.
 
     Args:
       questions: every cell at every noise multiplier; most are never asked.
-      ask: (questions, is_last=) answers and keeps the answers, as `run_sweep` with a store: it is asked for the tuning
-        twice, the first time perhaps of a store that holds the rest already.
+      ask: answers some of them and keeps the answers, as `run_sweep` with a store: asked for the tuning twice, perhaps
+        of a store that holds others of them already, which are left out.
     """
     tuning = tuning_questions(questions, tuned_at)
-    table = ask(tuning, is_last=False)
-    ours = table["scenario"].isin([scenario.id for question in tuning for scenario in question.scenarios])
-    return ask((*tuning, *kept_questions(questions, tuned(table.loc[ours], score))), is_last=True)
+    chosen = tuned(_only(ask(tuning), tuning), score)
+    both = (*tuning, *kept_questions(questions, chosen))
+    return _only(ask(both), both)
+
+
+def _only(table: pd.DataFrame, questions: Sequence[Question]) -> pd.DataFrame:
+    ids = {scenario.id for question in questions for scenario in question.scenarios}
+    return table.loc[table["scenario"].isin(ids)]
 
 
 # --- What is found ---------------------------------------------------------------------------------------------------

@@ -66,6 +66,24 @@ def test_protocol_a_keeps_its_cells_and_asks_no_more(folder, run):
     assert table["scenario"].nunique() == 5 + 2  # of 10 cells
 
 
+def test_protocol_a_reads_the_store_of_protocol_b(folder, run):
+    """Of one sweep file: nothing is computed again, the answer is of its own cells, and the price counts every run."""
+    everything = run("b", "json", True)
+    shards = sorted(path.name for path in (folder / "store" / "shards").iterdir())
+    found = run("a", "tuned_at", 0.5, "json", True)
+    assert sorted(path.name for path in (folder / "store" / "shards").iterdir()) == shards
+    assert len(found["best"]) == 4 and found["price_of_tuning"] == everything["price_of_tuning"]
+    rates = {(row["optimizer"], row["noise_multiplier"]): row["learning_rate"] for row in found["best"]}
+    assert rates["DP-SGD", 0.5] == rates["DP-SGD", 8.0] and rates["DP-SignSGD", 0.5] == rates["DP-SignSGD", 8.0]
+    assert run("b", "json", True)["best"] == everything["best"]
+
+
+def test_a_store_of_another_file_is_refused(run):
+    run("b", "json", True)
+    with pytest.raises(ValueError, match="runs that this sweep does not ask for"):
+        run("a", "tuned_at", 0.5, text=SWEEP.replace("num_seeds = 30\n", "num_seeds = 20\n"))
+
+
 def test_training_and_forecast_side_by_side(run):
     found = run("b", "by", "both", "json", True)
     assert {row["runner"] for row in found["best"]} == {"training", "moments"} and len(found["best"]) == 8

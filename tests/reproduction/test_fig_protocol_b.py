@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 from synthetic import draw_for, imdb_row
 
+from noisecast.optimizers import DPSGD
 from noisecast.reproduction import fig_protocol_b
 from noisecast.reproduction.claims import Claim
-from noisecast.reproduction.fig_protocol_b import PLANS, best_cells, claims, data, draw, score_of
-from noisecast.reproduction.retuned import Cube, slope
+from noisecast.reproduction.fig_protocol_b import FINER, PLANS, best_cells, claims, data, draw, score_of
+from noisecast.reproduction.retuned import Cube, _bottom, _vertex, best_rates, slope
+from noisecast.reproduction.tasks import IMDB
 from noisecast.table import table_from
 
 NO_CLAIM = [field.name for field in dataclasses.fields(Claim)]
@@ -153,3 +155,69 @@ def test_it_is_drawn(tmp_path):
     drawn = draw(data(table()))
     assert len(drawn.axes) == 3 and all(axes.lines for axes in drawn.axes)
     drawn.savefig(tmp_path / "picture.png")
+
+
+# --- The finer sweep -------------------------------------------------------------------------------------------------
+
+
+def finer_rows(power: float, size=SIZE, num_seeds=10):
+    """At the finer rates, rising steeply to the right as real ones: bottoms at 5/z^power and 0.06/z^(power - 1)."""
+    finer, rows = FINER[IMDB.name], []
+    for kind, rates in finer.learning_rates.items():
+        scale, slope_of = (5, power) if kind is DPSGD else (0.06, power - 1)
+        for z in finer.noise_multipliers:
+            for rate in rates:
+                x = np.log(rate / scale) + slope_of * np.log(z)
+                for seed in range(num_seeds):
+                    value = 1 + 0.2 * (np.exp(1.2 * x) - 1.2 * x - 1) + size * draw_for(kind.name, z, rate, seed)
+                    about = {"optimizer": kind.name, "noise_multiplier": z, "learning_rate": rate}
+                    rows.append(imdb_row(value=value, seed=seed, runner="training", **about))
+    return table_from(rows)
+
+
+def test_slopes_are_of_the_finer_sweep_and_losses_of_the_first():
+    first, both = claims(data(table())), claims(data(pd.concat([table(), finer_rows(1.6)])))
+    for name in ("DP-SignSGD", "DP-Adam"):
+        difference = words(both, "one power of epsilon more", name)
+        assert difference.holds and difference.value == pytest.approx(1.0, abs=0.15)
+    slope_of_sgd = words(both, "DP-SGD is proportional")
+    assert slope_of_sgd.value == pytest.approx(1.6, abs=0.1) and not slope_of_sgd.holds
+    assert words(first, "DP-SGD is proportional").value == pytest.approx(1.0, abs=0.05)
+    for about in ("about as well", "tuned again", "makes DP-SGD fail"):
+        assert words(both, about) == words(first, about)
+    assert claims(data(pd.concat([table(), finer_rows(1.6)])))[-1] == first[-1]
+
+
+def test_no_rate_is_in_both_sweeps():
+    for plan in (plan for plans in PLANS.values() for plan in plans if plan.finer):
+        finer = FINER[fig_protocol_b.task_of(plan.task.key.replace("-", ", ")).name]
+        for kind, (rates, _) in plan.grids.items():
+            assert not set(finer.learning_rates[kind]) & {*rates, *plan.more[kind]}
+
+
+def test_many_rates_place_a_flat_bottom_better_than_three():
+    """A cubic through the rates near the best, against the parabola through three."""
+    rng, x = np.random.default_rng(7), np.log(2) / 2 * np.arange(12)
+    true = 2.0
+    curve = 0.05 * (np.exp(1.2 * (x - true)) - 1.2 * (x - true) - 1)
+    noisy = curve + 0.003 * rng.normal(size=(400, len(x)))
+    cubic = np.array([_bottom(x, losses, np.ones(len(x))) for losses in noisy]) - true
+    three = np.array([_vertex(x, losses) for losses in noisy]) - true
+    print(f"\ncubic {cubic.mean():+.3f} ± {cubic.std():.3f}, three {three.mean():+.3f} ± {three.std():.3f}")
+    assert abs(_bottom(x, curve, np.ones(len(x))) - true) < 0.03
+    assert abs(cubic.mean()) < 0.06 and cubic.std() < 0.7 * three.std()
+
+
+def test_the_picture_has_the_finer_rates_with_intervals():
+    figure = draw(data(pd.concat([table(), finer_rows(1.6)])))
+    plain = draw(data(table()))
+    panels = [len(drawn.axes[2].containers) for drawn in (figure, plain)]
+    assert panels[0] == panels[1] + 3
+
+
+def test_best_rates_know_how_well_they_are_known():
+    cube = Cube(data(finer_rows(1.6)).query("optimizer == 'DP-SGD'"))
+    found = best_rates(cube)
+    assert list(found) == sorted(FINER[IMDB.name].noise_multipliers)
+    for z, rate in found.items():
+        assert rate.low < 5 / z**1.6 < rate.high and rate.high / rate.low < 1.5

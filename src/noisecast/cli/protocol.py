@@ -102,8 +102,8 @@ def _found(
     """The best cells; `level`: to tune at, None for Protocol B."""
     with sweep_progress(f"Protocol {'B' if level is None else 'A'}") as progress:
 
-        def ask(some: Sequence[Question], *, is_last: bool = True) -> pd.DataFrame:
-            return run_sweep(some, store, workers=workers, may_hold_more=not is_last, progress=progress)
+        def ask(some: Sequence[Question]) -> pd.DataFrame:
+            return run_sweep(some, store, workers=workers, among=questions, progress=progress)
 
         if level is None:
             return protocol_b(ask(questions), score)
