@@ -177,6 +177,16 @@ def test_bundled_sets_lie_in_their_public_range_and_are_split_without_overlap(na
         np.testing.assert_array_equal(train.features, raw.data[rows] / 16)
 
 
+@pytest.mark.parametrize(
+    "rows, sentence",
+    [(np.ones((9, 2), np.float32), "rows that differ, got 9 equal ones"), (np.arange(4.0).reshape(2, 2), "both sides")],
+)
+def test_a_split_by_content_with_an_empty_side_says_why(rows, sentence):
+    data = Dataset("toy", np.asarray(rows, np.float32), np.zeros(len(rows), np.int32), ("a", "b"))
+    with pytest.raises(DataError, match=sentence):
+        split_by_content(data, 1e-6)
+
+
 def test_bounds_of_bundled_sets_are_not_the_ranges_of_their_rows():
     pytest.importorskip("sklearn")
     for name in ("iris", "wine", "breast_cancer"):

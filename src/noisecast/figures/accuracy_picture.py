@@ -23,6 +23,7 @@ CELL = [
     "num_steps",
 ]  # fmt: skip
 MARKERS = "osD^vP"
+LEGEND_LINE = 0.16  # inches
 
 
 def data(table: pd.DataFrame, metric: str = "loss") -> pd.DataFrame:
@@ -81,7 +82,9 @@ def draw(frame: pd.DataFrame, metric: str = "loss") -> "Figure":
     x = "noise_multiplier" if over_noise else "step"
     optimizers = list(shown["optimizer"].unique())
     with mpl.rc_context(RC):
-        figure = Figure(figsize=(1.0 + 3.4 * len(optimizers), 4.0), layout="constrained")
+        lines = shown.groupby("optimizer")[["learning_rate", "l2_clip_norm"]].apply(lambda c: len(c.drop_duplicates()))
+        height = 4.0 + LEGEND_LINE * lines.max()
+        figure = Figure(figsize=(1.0 + 3.4 * len(optimizers), height), layout="constrained")
         panels = np.ravel(figure.subplots(1, len(optimizers), sharex=True, sharey=True, squeeze=False))
         for panel, optimizer in zip(panels, optimizers, strict=True):
             _draw_panel(panel, shown[shown["optimizer"] == optimizer], x)
@@ -109,7 +112,7 @@ def _draw_panel(panel: Any, frame: Any, x: str) -> None:
             curve[x], curve["trained_mean"], half, linestyle="none", marker=marker, markersize=3.6, color=shade,
             capsize=2, linewidth=1, label=_label(cell, cells),
         )  # fmt: skip
-    panel.legend(fontsize=7)
+    panel.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16))  # below: curves go everywhere
 
 
 def _label(cell: Any, cells: list) -> str:

@@ -47,6 +47,11 @@ def split_by_content(data: Dataset, test_fraction: float) -> tuple[np.ndarray, n
         raise DataError(f"Expected 0 < test_fraction < 1, got {test_fraction}.")
     places = np.array([int.from_bytes(_digest(data, row)[:6], "big") / 2**48 for row in range(data.num_examples)])
     train, test = np.flatnonzero(places >= test_fraction), np.flatnonzero(places < test_fraction)
+    if data.num_examples > 1 and len(set(places)) == 1:
+        raise DataError(
+            f"Expected rows that differ, got {data.num_examples} equal ones: there is nothing to learn, and equal rows "
+            "are all for training or all for testing."
+        )
     if not len(train) or not len(test):
         raise DataError(
             f"Expected rows on both sides of a test fraction of {test_fraction}, got {len(train)} for training and "
