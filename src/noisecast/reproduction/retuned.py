@@ -133,3 +133,12 @@ def slope(cube: Cube, other: Cube | None = None) -> Estimate:
 
     values = cube.values if other is None else np.concatenate([cube.values, other.values])
     return bootstrap(lambda sample: of(sample.mean(axis=1)), values)
+
+
+def steps(cube: Cube, other: Cube) -> str:
+    """What `slope` of both is from each noise multiplier to the next, in words."""
+    inside = cube.is_inside() & other.is_inside()
+    noise = cube.noise[inside]
+    ratios = [np.log(each.rates_of(each.values.mean(axis=1))[inside]) for each in (cube, other)]
+    found = -np.diff(ratios[0] - ratios[1]) / np.diff(np.log(noise))
+    return ", ".join(f"{step:.2f} from z = {a:g} to {b:g}" for step, a, b in zip(found, noise, noise[1:], strict=False))
