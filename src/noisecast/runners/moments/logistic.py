@@ -134,7 +134,8 @@ class _LogisticSolve:
         size = self.mechanism.expected_batch_size
         rate = self.fill * size / self.rows.num_examples
         privacy = self.mechanism.mean_noise_std**2
-        return BatchShape.of(self.rows, self.bound, rate=rate, batch_size=size, privacy_variance=privacy)
+        residual = np.minimum(self.bound, 0.5)
+        return BatchShape.of(self.rows, residual, rate=rate, batch_size=size, privacy_variance=privacy)
 
     def forecast(self, record_at: Sequence[int]) -> Forecast:
         """In time steps that do not depend on `record_at`, so that looking on the way does not move the end."""
@@ -398,7 +399,8 @@ class _LogisticSolve:
         variance = np.maximum(np.concatenate([np.diag(noise)[:split], rest_noise]), 1e-30)
         law = GradientLaw(mean, signal, variance, presence=self.presence, privacy_variance=privacy)
         if self.batch_shape is not None:
-            law, felt = self.batch_shape.seen_by_sign(found, law, self.fill)
+            of_one = found.residual / self.fill, found.squared_residual / self.fill
+            law, felt = self.batch_shape.seen_by_sign(law, *of_one, found.slope)
             found = found._replace(slope=felt * found.slope)
             jacobian, jacobian_diag = self._jacobian(found.slope, at, block_spread + rest_spread)
         return _Field(found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise_along, noise + spread, law)

@@ -13,11 +13,12 @@ import numpy as np
 from scipy import special
 
 from noisecast.problems.linear import LinearModel
+from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import presence_of
 from noisecast.runners.moments.forecast import Forecast, Metrics, collected, time_grid
 from noisecast.runners.moments.output_examples import LAWS, OutputExamples, OutputRows
 from noisecast.scenario import Scenario
-from noisecast.theory.closures import GradientLaw
+from noisecast.theory.closures import GradientLaw, sign_response
 from noisecast.theory.frozen_steps import (
     HALVINGS,
     SATURATED,
@@ -98,6 +99,7 @@ class _Field(NamedTuple):
       jacobian: each output's J in the block; (m, K + 1, K + 1).   jacobian_diag: its diagonal in the rest; (p - K, m).
       covariance: of the private gradient in the block, the spread of the weights included; (m, K + 1, K + 1).
       law: of the private gradient, coordinate by coordinate; (d, m) each.
+      root_felt: sqrt a_ic, where signs feel some examples less than others (`BatchShape`); (n, m).
     """
 
     expectations: OutputExpectations
@@ -106,6 +108,7 @@ class _Field(NamedTuple):
     jacobian_diag: np.ndarray
     covariance: np.ndarray
     law: GradientLaw
+    root_felt: np.ndarray | None
 
 
 def _few(rows: OutputRows) -> OutputRows:
@@ -130,8 +133,20 @@ class _MultiOutputSolve:
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         of_second, of_both = (float(self.mechanism.sampler.batch_noise_variance(mean, 1.0)) for mean in (0.0, 1.0))
         self.second_share, self.mean_share = self.fill * of_second, of_second - of_both
+        self.batch_shapes = self._batch_shapes() if self.closure.feels_shape else None
         self.steepest, self.direction, self.halvings = 0.0, None, 0
         self.first_loss, self.has_risen, self.is_noise_alone = math.inf, False, False
+
+    def _batch_shapes(self) -> list[BatchShape | None] | None:
+        """Of every output."""
+        found = self._expectations(self.rows, self._start())
+        size = self.mechanism.expected_batch_size
+        rate = self.fill * size / self.rows.num_examples
+        asked: Any = {"rate": rate, "batch_size": size, "num_outputs": self.num_outputs}
+        privacy = self.mechanism.mean_noise_std**2
+        residuals = np.sqrt(found.squared_residual.astype(np.float64)).T
+        shapes = [BatchShape.of(self.rows, residual, privacy_variance=privacy, **asked) for residual in residuals]
+        return shapes if any(shapes) else None
 
     def forecast(self, record_at: Sequence[int]) -> Forecast:
         affordable = max(6, WEIGHT_STEPS // (self.rows.num_weights * self.num_outputs))
@@ -252,8 +267,11 @@ class _MultiOutputSolve:
     ) -> np.ndarray:
         """eta sum_i (I - eta D J)^i D (F + J offset), D the chord E u/F: it knows how far a saturated sign bends."""
         pushed = np.abs(field.mean) > 1e-12 * np.abs(field.mean).max()
-        root = np.sqrt(np.where(pushed, expected / np.where(pushed, field.mean, 1.0), slope))
-        force = field.mean if not offset.any() else field.mean + self._curve(field, offset)
+        # As in `logistic`: a chord of Gaussians is at least the slope, that of a skew batch is not.
+        chord = np.maximum(np.where(pushed, expected / np.where(pushed, field.mean, 1.0), slope), slope)
+        root, force = np.sqrt(chord), expected / chord
+        if offset.any():
+            force = force + self._curve(field, offset)
         eta, shape = self.learning_rate, force.shape
 
         def operator(v: np.ndarray) -> np.ndarray:
@@ -273,7 +291,8 @@ class _MultiOutputSolve:
 
     def _curve(self, field: _Field, weights: np.ndarray) -> np.ndarray:
         """J W; (d, m)."""
-        return self.fill * self.rows.mean_of(field.expectations.curve(self.rows.dot(weights)))
+        root = 1.0 if field.root_felt is None else field.root_felt
+        return self.fill * self.rows.mean_of(root * field.expectations.curve(root * self.rows.dot(weights)))
 
     def _field(self, at: _Weights) -> _Field:
         found = self._expectations(self.rows, at, at.own)
@@ -291,8 +310,27 @@ class _MultiOutputSolve:
         signal = np.concatenate([np.einsum("aii->ia", spread), jacobian_diag**2 * at.variance])
         # Single precision may leave a variance of nothing below nothing.
         variance = np.maximum(np.concatenate([np.einsum("aii->ia", noise), rest_noise]), 1e-30)
-        law = GradientLaw(mean, signal, variance, presence=self.presence, privacy_variance=privacy)
-        return _Field(found, mean, jacobian, jacobian_diag, noise + spread, law)
+        law, root_felt = GradientLaw(mean, signal, variance, presence=self.presence, privacy_variance=privacy), None
+        if self.batch_shapes is not None:
+            law, felt = self._seen_by_signs(found, law)
+            found, root_felt = found._replace(slope=felt * found.slope), np.sqrt(felt)
+            jacobian = self.rows.block_second_moment(felt * slope)
+            jacobian_diag = self.rows.rest_second_moment(felt * slope)
+        return _Field(found, mean, jacobian, jacobian_diag, noise + spread, law, root_felt)
+
+    def _seen_by_signs(self, found: OutputExpectations, law: GradientLaw) -> tuple[GradientLaw, np.ndarray]:
+        """The law with E sign and gains, and the share with which example i is felt by output a; (n, m)."""
+        sign, felt = np.stack(sign_response(law)), np.ones(found.slope.shape)
+        for a, shape in enumerate(self.batch_shapes or ()):
+            if shape is not None:
+                one = law._replace(
+                    mean=law.mean[:, a], signal_variance=law.signal_variance[:, a],
+                    noise_variance=law.noise_variance[:, a], presence=self.presence[:, 0],
+                )  # fmt: skip
+                residuals = found.residual[:, a], found.squared_residual[:, a], found.slope[:, a]
+                seen, felt[:, a] = shape.seen_by_sign(one, *(part.astype(np.float64) for part in residuals))
+                sign[:, :, a] = seen.sign
+        return law._replace(sign=sign), felt
 
     def _logits(self, rows: OutputRows, at: _Weights, own: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the logits; (n, m) each."""
