@@ -37,6 +37,7 @@ def run_sweep(
     ray: str | None = None,
     trials: TrialDistribution | None = None,
     among: Sequence[Question] = (),
+    may_hold_more: bool = False,
     progress: SweepProgress = lambda share, seconds_left: None,
 ) -> pd.DataFrame:
     """Answer every question, and keep the answers in `store`: run it again, and it goes on where it ended.
@@ -51,6 +52,7 @@ def run_sweep(
       ray: address of a Ray cluster to run on instead ("auto": the one this machine belongs to; "local": its own).
       trials: run a random number of trials instead, each of a cell drawn among the questions' (`ledger.draw_trials`).
       among: the sweep of which the questions are a part, where they are: the store may hold its other runs as well.
+      may_hold_more: whether the store may hold any other runs of this code: of a search that decides as it goes.
       progress: told the share that is done and the seconds left.
     Returns: all rows of the store (`noisecast.table`), in an order that does not depend on who finished first.
     Raises:
@@ -77,7 +79,7 @@ def run_sweep(
         tasks = tasks_of(questions, opened.root())
         if not tasks and trials is None:
             raise ValueError("Expected at least one scenario that one of the runners can answer, got none.")
-        _check_own(opened, [*tasks, *tasks_of(among, opened.root())])
+        _check_own(opened, [*tasks, *tasks_of(among, opened.root())], may_hold_more)
         before = opened.ledger_before()
         if opened.has_begun:  # also without a shard: no trial at all is what may have been drawn
             _check_trials(opened, before, ledger)
@@ -202,10 +204,12 @@ def _check_questions(questions: Sequence[Question]) -> None:
             )
 
 
-def _check_own(store: Store, tasks: Sequence[Task]) -> None:
+def _check_own(store: Store, tasks: Sequence[Task], may_hold_more: bool) -> None:
     """A store is only ever added to by the sweep that it is of."""
     asked = {cell for task in tasks for cell in task.cells}
     strangers = {name: f for name, f in store.finished.items() if not asked.issuperset(f.cells)}
+    if may_hold_more:
+        strangers = {name: f for name, f in strangers.items() if f.code != code_fingerprint()}
     if not strangers:
         return
     runs = sum(len(f.cells) for f in strangers.values())
