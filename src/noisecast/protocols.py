@@ -180,7 +180,7 @@ def ask_protocol_a(
 
 
 def _only(table: pd.DataFrame, questions: Sequence[Question]) -> pd.DataFrame:
-    ids = {scenario.id for question in questions for scenario in question.scenarios}
+    ids = [scenario.id for question in questions for scenario in question.scenarios]
     return table.loc[table["scenario"].isin(ids)]
 
 
