@@ -14,10 +14,12 @@ ROUNDS = 3  # of the fit of k_ij by k_j a_i
 
 
 class SplitRows(Protocol):
-    """Rows x_i in two parts, a dense block and the rest; `Rows`, `OutputRows`."""
+    """Rows x_i in two parts, a dense block and the rest, and the squares of the latter; `Rows`, `OutputRows`."""
 
     block: np.ndarray
     rest: Any
+    rest_squared: Any
+    rest_squared_t: Any
 
     @property
     def num_examples(self) -> int: ...
@@ -25,11 +27,29 @@ class SplitRows(Protocol):
     @property
     def split(self) -> int: ...
 
-    def second_moment(self, coefficients: np.ndarray) -> np.ndarray: ...
 
-    def fourth_moment(self, coefficients: np.ndarray) -> np.ndarray: ...
+class _Squares:
+    """x_ij^2 of such rows, and means and sums weighted by them."""
 
-    def squared_dot(self, weights: np.ndarray) -> np.ndarray: ...
+    def __init__(self, rows: SplitRows):
+        self.num_examples = rows.num_examples
+        self.near, self.far, self.far_t = rows.block[:, : rows.split] ** 2, rows.rest_squared, rows.rest_squared_t
+
+    def mean(self, coefficients: np.ndarray) -> np.ndarray:
+        """(1/n) sum_i c_i x_ij^2; (d,)."""
+        c = (coefficients / self.num_examples).astype(np.float32)
+        return np.concatenate([self.near.T @ c, self.far_t @ c]).astype(np.float64)
+
+    def mean_of_squares(self, coefficients: np.ndarray) -> np.ndarray:
+        """(1/n) sum_i c_i x_ij^4; (d,)."""
+        c, far = coefficients / self.num_examples, self.far.astype(np.float64)
+        far = far.power(2) if scipy.sparse.issparse(far) else far**2
+        return np.concatenate([(self.near.astype(np.float64) ** 2).T @ c, far.T @ c])
+
+    def dot(self, weights: np.ndarray) -> np.ndarray:
+        """sum_j w_j x_ij^2; (n,)."""
+        near, far = np.split(weights.astype(np.float32), [self.near.shape[1]])
+        return (self.near @ near + self.far @ far).astype(np.float64)
 
 
 class BatchShape:
@@ -41,7 +61,7 @@ class BatchShape:
     """
 
     def __init__(self, rows: SplitRows, heavy: np.ndarray, *, rate: float, batch_size: float):
-        self.rows, self.heavy, self.rate, self.batch_size = rows, heavy, rate, batch_size
+        self.squares, self.heavy, self.rate, self.batch_size = _Squares(rows), heavy, rate, batch_size
         near, far = np.flatnonzero(heavy[: rows.split]), np.flatnonzero(heavy[rows.split :])
         parts = [scipy.sparse.csc_array(rows.block[:, near]), scipy.sparse.csc_array(rows.rest[:, far])]
         columns = scipy.sparse.csc_array(scipy.sparse.hstack(parts))
@@ -65,8 +85,8 @@ class BatchShape:
           residual: |r_i| at the start; (n,).   privacy_variance: of every coordinate.
         """
         squared = (residual / batch_size) ** 2
-        draws = rate * rows.num_examples
-        second, fourth = draws * rows.second_moment(squared), draws * rows.fourth_moment(squared**2)
+        draws, squares = rate * rows.num_examples, _Squares(rows)
+        second, fourth = draws * squares.mean(squared), draws * squares.mean_of_squares(squared**2)
         excess = fourth / np.maximum((second + privacy_variance) ** 2, 1e-300)
         order = np.argsort(-excess, kind="stable")
         order = order[excess[order] > HEAVY]
@@ -102,18 +122,18 @@ class BatchShape:
         Such that what each coordinate feels, sum_i k_ij r_i' x_ij^2, is right, and of each example sum_j k_ij x_ij^2.
         The curvature that all feel together is then that of examples of slope a_i r_i', under gains k_j.
         """
-        rows, heavy, entries = self.rows, self.heavy, self.entries
+        squares, heavy, entries = self.squares, self.heavy, self.entries
         weighted = if_drawn * (self.batch_size * entries.values) ** 2
-        by_example = rows.squared_dot(np.where(heavy, 0.0, gain))
-        by_example += np.bincount(entries.examples, weighted, rows.num_examples)
-        by_coordinate = gain * rows.second_moment(slope)
+        by_example = squares.dot(np.where(heavy, 0.0, gain))
+        by_example += np.bincount(entries.examples, weighted, squares.num_examples)
+        by_coordinate = gain * squares.mean(slope)
         of_heavy = np.add.reduceat(weighted * slope[entries.examples], entries.starts[:-1])
-        by_coordinate[heavy] = of_heavy / rows.num_examples
-        felt = np.ones(rows.num_examples)
+        by_coordinate[heavy] = of_heavy / squares.num_examples
+        felt = np.ones(squares.num_examples)
         for _ in range(ROUNDS):
-            unfelt = rows.second_moment(felt * slope)
+            unfelt = squares.mean(felt * slope)
             gain = np.where(unfelt > 0, by_coordinate / np.where(unfelt > 0, unfelt, 1.0), gain)
-            reached = rows.squared_dot(gain)
+            reached = squares.dot(gain)
             felt = np.where(reached > 0, by_example / np.where(reached > 0, reached, 1.0), 1.0)
         return gain, felt
 

@@ -74,20 +74,6 @@ class Rows:
         half = self.block * np.sqrt(coefficients / self.num_examples).astype(np.float32)[:, None]
         return (half.T @ half).astype(np.float64)
 
-    def second_moment(self, coefficients: np.ndarray) -> np.ndarray:
-        """(1/n) sum_i c_i x_ij^2 of all coordinates; (d,)."""
-        c = (coefficients / self.num_examples).astype(np.float32)
-        of_block = self.block_squared[:, : self.split].T @ c
-        return np.concatenate([of_block, self.rest_squared_t @ c]).astype(np.float64)
-
-    def fourth_moment(self, coefficients: np.ndarray) -> np.ndarray:
-        """(1/n) sum_i c_i x_ij^4 of all coordinates; (d,)."""
-        c = coefficients / self.num_examples
-        of_block = self.block_squared[:, : self.split].astype(np.float64) ** 2
-        squared = self.rest_squared.astype(np.float64)
-        of_rest = squared.power(2) if scipy.sparse.issparse(squared) else squared**2
-        return np.concatenate([of_block.T @ c, of_rest.T @ c])
-
     def rest_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
         """(1/n) sum_i c_i x_ij^2 in the rest; (p - K,)."""
         return (self.rest_squared_t @ (coefficients / self.num_examples).astype(np.float32)).astype(np.float64)
@@ -109,13 +95,6 @@ class Rows:
             for begin, end in pairwise(edges):
                 out += np.einsum("ij,ij->i", rows[:, :end] @ once[:end, begin:end], rows[:, begin:end])
         return found.astype(np.float64)
-
-    def squared_dot(self, weights: np.ndarray) -> np.ndarray:
-        """sum_j w_j x_ij^2 over all coordinates; (n,)."""
-        near = weights[: self.split].astype(np.float32)
-        return (self.block_squared[:, : self.split] @ near).astype(np.float64) + self.rest_squared_dot(
-            weights[self.split :]
-        )
 
     def block_squared_dot(self, weights: np.ndarray) -> np.ndarray:
         """sum_j w_j x_ij^2 in the block; (n,)."""

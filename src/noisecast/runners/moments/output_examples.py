@@ -75,23 +75,6 @@ class OutputRows:
         """(1/n) sum_i c_ia x_ij^2; (p - K, m)."""
         return (self.rest_squared_t @ (coefficients / self.num_examples).astype(np.float32)).astype(np.float64)
 
-    def second_moment(self, coefficients: np.ndarray) -> np.ndarray:
-        """(1/n) sum_i c_i x_ij^2 of all features; (d,) from (n,)."""
-        of_block = (self.block**2).T @ (coefficients / self.num_examples).astype(np.float32)
-        return np.concatenate([of_block, self.rest_second_moment(coefficients)]).astype(np.float64)
-
-    def fourth_moment(self, coefficients: np.ndarray) -> np.ndarray:
-        """(1/n) sum_i c_i x_ij^4 of all features; (d,) from (n,)."""
-        c, of_block = coefficients / self.num_examples, self.block.astype(np.float64) ** 4
-        squared = self.rest_squared.astype(np.float64)
-        of_rest = squared.power(2) if scipy.sparse.issparse(squared) else squared**2
-        return np.concatenate([of_block.T @ c, of_rest.T @ c])
-
-    def squared_dot(self, weights: np.ndarray) -> np.ndarray:
-        """sum_j w_j x_ij^2 of all features; (n,) from (d,)."""
-        near, far = np.split(weights.astype(np.float32), [self.split])
-        return (self.block**2 @ near + self.rest_squared @ far).astype(np.float64)
-
     def block_variance(self, covariance: np.ndarray) -> np.ndarray:
         """x_i' V_a x_i in the block; (n, m)."""
         found = np.empty((self.num_examples, len(covariance)), np.float32)
