@@ -10,7 +10,8 @@ from synthetic import draw_for, imdb_row
 from noisecast.optimizers import DPSGD
 from noisecast.reproduction import fig_protocol_b
 from noisecast.reproduction.claims import Claim
-from noisecast.reproduction.fig_protocol_b import FINER, PLANS, best_cells, claims, data, draw, score_of
+from noisecast.reproduction.fig_protocol_b import best_cells, claims, data, draw, score_of
+from noisecast.reproduction.protocol_b_sweeps import FINER, PLANS
 from noisecast.reproduction.retuned import Cube, _bottom, _vertex, best_rates, slope
 from noisecast.reproduction.tasks import IMDB
 from noisecast.table import table_from

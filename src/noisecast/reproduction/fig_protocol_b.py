@@ -8,9 +8,7 @@ the paper's grids are coarse: slopes are of a finer sweep, in half octaves, of m
 non-private.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import matplotlib as mpl
@@ -20,195 +18,27 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
-from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
-from noisecast.protocols import NUM_LAST_EPOCHS, Grid, Score, protocol_b_question, tuned
-from noisecast.question import Question
+from noisecast.protocols import NUM_LAST_EPOCHS, Score, tuned
 from noisecast.reproduction.claims import UNDECIDED, Claim
 from noisecast.reproduction.fits import Estimate, bootstrap
+from noisecast.reproduction.protocol_b_sweeps import COMPARED_CLIP, compared, questions, sweeps
 from noisecast.reproduction.retuned import Cube, best_rates, cubes, slope, steps
-from noisecast.reproduction.tasks import (
-    FORUM,
-    FORUM_QUICK,
-    IMDB,
-    IMDB_QUICK,
-    MOVIELENS_CENTRED,
-    MOVIELENS_CENTRED_QUICK,
-    MOVIELENS_PAPER_LIKE,
-    Numbers,
-    Scale,
-    Task,
-)
+from noisecast.reproduction.tasks import FORUM, IMDB, MOVIELENS_CENTRED, MOVIELENS_PAPER_LIKE
 from noisecast.reproduction.tuning_price import price_of_tuning
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
-from noisecast.runners import Moments, Training
 from noisecast.table import DIVERGED
+
+__all__ = ["TITLE", "best_cells", "claims", "data", "draw", "questions"]
 
 TITLE = "Tuned at every privacy level: best loss and best learning rate"
 SOURCE = "Thm. sgd_opt, signsgd_opt, Fig. "
 ADAPTIVE = ("DP-SignSGD", "DP-Adam")
-MEAN_OF_LAST_EPOCHS = Score("loss", "last epochs")
-# Forecasts here only choose among cells: what few examples add is the same for all of them.
-MOMENTS = Moments(full_covariance_features=50, time_steps=12, subsample=2000)
-# At which learning rates are compared: large enough for examples not to be clipped, or near it.
-COMPARED_CLIP = {IMDB.name: 0.5, FORUM.name: 0.5, MOVIELENS_PAPER_LIKE.name: 2.0, MOVIELENS_CENTRED.name: 2.0}
-
-
-@dataclass(frozen=True)
-class Finer:
-    """A task's second sweep, at the clip norm at which learning rates are compared.
-
-    Args:
-      noise_multipliers: at which something is learnt; far apart, for the slope.   num_seeds: of every cell.
-      learning_rates: by optimizer class; none of the first sweep, so that each row is of one of them.
-    """
-
-    noise_multipliers: Numbers
-    num_seeds: int
-    learning_rates: Mapping[type, Numbers]
-
-
-def _half_octaves(first: float, count: int) -> Numbers:
-    return tuple(float(f"{first * 2 ** (k / 2):.4g}") for k in range(count))
-
-
-def _finer(levels: Numbers, num_seeds: int, sgd: tuple[float, int], adaptive: tuple[float, int]) -> Finer:
-    """From (lowest learning rate, how many) of either kind."""
-    rates = dict.fromkeys((DPSignSGD, DPAdam), _half_octaves(*adaptive))
-    return Finer(levels, num_seeds, {DPSGD: _half_octaves(*sgd), **rates})
-
-
-FINER = {
-    IMDB.name: _finer((5.42, 2.71, 1.36), 40, sgd=(0.26, 13), adaptive=(0.0127, 9)),
-    FORUM.name: _finer((2.824, 1.412, 0.706), 6, sgd=(0.42, 13), adaptive=(0.0079, 9)),
-    MOVIELENS_CENTRED.name: _finer((0.3, 0.15, 0.075), 8, sgd=(0.068, 12), adaptive=(0.00044, 8)),
-}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A task's sweep.
-
-    Args:
-      task: with its epochs and grids.   noise_multipliers: where it is tuned.   num_seeds: of every cell.
-      grids: by optimizer class, as in the paper.   more: learning rates that are added afterwards.
-      forecast: the noise multipliers at which the cells of one clip norm are forecast.   score: of a cell.
-      finer: whether the second sweep is run, too.
-    """
-
-    task: Task
-    noise_multipliers: Numbers
-    num_seeds: int
-    grids: Mapping[type, tuple[Numbers, Numbers]]
-    more: Mapping[type, Numbers]
-    forecast: Numbers
-    score: Score = MEAN_OF_LAST_EPOCHS
-    finer: bool = True
-
-
-def _more(task: Task, adaptive: Numbers = ()) -> dict[type, Numbers]:
-    return {DPSGD: task.more_learning_rates, DPSignSGD: adaptive, DPAdam: adaptive}
-
-
-def _papers(task: Task, adaptive: Numbers = (), *, finer: bool = False) -> Plan:
-    return Plan(task, task.budgets, 1, task.protocol_b, _more(task, adaptive), task.budgets, finer=finer)
-
-
-_LOWER, _LOWER_MOVIELENS = (0.001, 0.003), (0.00001, 0.00003)  # than the adaptive optimizers have in the paper
-_IMDB_ADAPTIVE = ((0.01, 0.05, 0.1, 0.22, 0.5), (0.1, 0.5))
-_FORUM_ADAPTIVE = ((0.001, 0.003, 0.01, 0.03, 0.1), (0.5,))
-_MOVIELENS = {
-    DPSGD: ((0.01, 0.03, 0.1, 0.3, 1), (0.5, 2)),
-    DPSignSGD: ((0.0001, 0.0003, 0.001, 0.003, 0.01), (2,)),
-    DPAdam: ((0.0001, 0.0003, 0.001, 0.003), (2,)),
-}
-
-
-def _movielens_quick() -> Plan:
-    """The start that can learn, alone; in five epochs, too few to take the mean of the last five."""
-    task = replace(MOVIELENS_CENTRED_QUICK, epochs=5)
-    noise = (66.48, 3.32, 1.33, 0.66)
-    return Plan(task, noise, 4, _MOVIELENS, _more(task, _LOWER_MOVIELENS), (3.32, 1.33, 0.66), Score("loss", "final"))
-
-
-PLANS: dict[Scale, tuple[Plan, ...]] = {
-    "quick": (
-        Plan(
-            replace(IMDB_QUICK, epochs=50),
-            # A slope needs levels far apart, DP-SGD's best rate inside its grid, and losses that learning lowers: above
-            # z = 7 the best is what chance makes lowest. The first level is for the grid that is too high.
-            (271.23, 6.78, 3.39, 2.26),
-            8,
-            {DPSGD: ((0.5, 1, 2, 3.5, 5, 6), (0.1, 0.5)), DPSignSGD: _IMDB_ADAPTIVE, DPAdam: _IMDB_ADAPTIVE},
-            _more(IMDB, _LOWER),
-            (271.23, 6.78, 3.39, 2.26),
-        ),
-        Plan(
-            FORUM_QUICK,
-            (42.384, 4, 2.119, 0.706),
-            3,
-            {DPSGD: ((0.1, 0.5, 1, 2, 5), (0.1, 0.5)), DPSignSGD: _FORUM_ADAPTIVE, DPAdam: _FORUM_ADAPTIVE},
-            # Higher ones, too: with 20 classes the best of half of the levels is the highest of the paper's grid.
-            {DPSGD: (*FORUM.more_learning_rates, 10, 25), DPSignSGD: (0.3,), DPAdam: (0.3,)},
-            (),
-        ),
-        _movielens_quick(),
-    ),
-    "paper": (
-        _papers(IMDB, _LOWER, finer=True),
-        _papers(FORUM),
-        *(_papers(task, _LOWER_MOVIELENS) for task in (MOVIELENS_PAPER_LIKE, MOVIELENS_CENTRED)),
-    ),
-}
-
-
-def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = None) -> tuple[Question, ...]:
-    """Every cell of every task trained, and those of one clip norm forecast."""
-    plans = (plan for plan in PLANS[scale] if plan.task.is_among(asked))
-    return tuple(question for plan in plans for question in _questions(plan, data_dir))
-
-
-def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:
-    task, problem = plan.task, plan.task.load(data_dir)
-    clip = COMPARED_CLIP[task_of(problem.name).name]
-    base = task.scenario(problem, DPSGD, 1.0)
-    asked: dict[str, Any] = {
-        "num_steps": base.num_steps,
-        "target_delta": base.target_delta,
-        "score": plan.score,
-    }
-    grids = []
-    for kind, (rates, clips) in plan.grids.items():
-        more = tuple(rate for rate in plan.more[kind] if rate not in rates)
-        grids.append((kind(learning_rate=1.0), Grid((*more, *rates), clips)))
-    sweep = {"noise_multipliers": plan.noise_multipliers, "num_seeds": plan.num_seeds, "runners": [Training()]}
-    yield protocol_b_question(problem, base.mechanism, grids, **asked, **sweep)
-    if plan.forecast:
-        at_clip = [(optimizer, Grid(grid.learning_rates, (clip,))) for optimizer, grid in grids]
-        forecast = {"noise_multipliers": plan.forecast, "runners": [MOMENTS]}
-        yield protocol_b_question(problem, base.mechanism, at_clip, **asked, **forecast)
-    if plan.finer:
-        finer = FINER[task_of(problem.name).name]
-        grids = [(kind(learning_rate=1.0), Grid(rates, (clip,))) for kind, rates in finer.learning_rates.items()]
-        asked |= {"noise_multipliers": finer.noise_multipliers}
-        again = {"num_seeds": finer.num_seeds, "runners": [Training()]}
-        yield protocol_b_question(problem, base.mechanism, grids, **asked, **again)
-        if plan.forecast:
-            yield protocol_b_question(problem, base.mechanism, grids, **asked, runners=[MOMENTS])
 
 
 def data(table: Any) -> pd.DataFrame:
     """The losses by which cells are judged: those of the last step, or of the ends of the last epochs."""
     table = in_the_papers_order(table)
     return table.loc[(table["metric"] == "loss") & (table["step"] > 0)].reset_index(drop=True)
-
-
-def sweeps(rows: Any) -> tuple[Any, Any]:
-    """The rows of one task: those of the first sweep, those of the finer one."""
-    finer = FINER.get(task_of(str(rows["problem"].iloc[0])).name)
-    rates = {kind.name: set(of) for kind, of in finer.learning_rates.items()} if finer else {}
-    pairs = zip(rows["optimizer"], rows["learning_rate"], strict=True)
-    is_finer = np.array([rate in rates.get(name, ()) for name, rate in pairs], bool)
-    return rows[~is_finer], rows[is_finer]
 
 
 # --- What is drawn ---------------------------------------------------------------------------------------------------
@@ -251,12 +81,6 @@ def claims(frame: pd.DataFrame) -> list[Claim]:
         found += [*_slopes(rows, source, about, COMPARED_CLIP[task.name]), *_losses(sweeps(rows)[0], source, about)]
     first, _ = sweeps(frame[frame["problem"] == frame["problem"].iloc[0]])
     return [*found, price_of_tuning(first)]
-
-
-def compared(rows: Any) -> Any:
-    """Of which slopes are taken: the finer sweep, where there is one."""
-    first, finer = sweeps(rows)
-    return finer if len(finer) else first
 
 
 def _slopes(rows: Any, source: str, about: str, clip: float) -> Iterator[Claim]:
