@@ -4,13 +4,21 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
 from noisecast.theory import sign_lattice_law, sign_moments_closure, sign_second_moment_linear
 from noisecast.theory.clipping import clipping_expectations, low_dimension_clipping_expectations
 from noisecast.theory.closures import SIGN_CLOSURE, GradientLaw, expected_norm, sign_response
 from noisecast.theory.dp_adam import momentum_noise
-from noisecast.theory.frozen_steps import advance_covariance, advance_variance, geometric_sum, krylov_response
+from noisecast.theory.frozen_steps import (
+    advance_covariance,
+    advance_variance,
+    geometric_sum,
+    krylov_response,
+    largest_stable_step,
+)
 from noisecast.theory.logistic_moments import clipped_expectations, logistic_expectations
 from noisecast.theory.loss_spread import hermite_coefficients, linear_variance, mean_loss_std, std_of_mean
 from noisecast.theory.own_push import OwnPush
@@ -129,6 +137,70 @@ def test_many_frozen_steps_are_so_many_single_ones(learning_rate):
         learning_rate=learning_rate, num_steps=n,
     )  # fmt: skip
     np.testing.assert_allclose(np.diag(together), alone, rtol=1e-9)
+
+
+def averaged_steps(b: float, curvature, noise, num_steps: int):
+    """Covariance of x, x' = x - m', m' = b m + (1 - b)(curvature x + noise), from x = m = 0; from moments of (x, m)."""
+    d = len(curvature)
+    move = np.block(
+        [[np.eye(d) - (1 - b) * np.diag(curvature), -b * np.eye(d)], [(1 - b) * np.diag(curvature), b * np.eye(d)]]
+    )
+    feel = (1 - b) * np.vstack([-np.eye(d), np.eye(d)])
+    both = np.zeros((2 * d, 2 * d))
+    for _ in range(num_steps):
+        both = move @ both @ move.T + feel @ noise @ feel.T
+    return both[:d, :d]
+
+
+@pytest.mark.parametrize("b", [0.5, 0.9])
+def test_directions_that_average_gradients_settle_where_their_recursion_does(b):
+    curvature = np.array([0.02, 0.3, 1.5, 2.5])  # the last would explode by gradients themselves
+    noise = np.cov(np.random.default_rng(20_261_126).normal(size=(4, 30)))
+    asked = {
+        "jacobian": np.diag(curvature),
+        "gain": np.ones(4),
+        "noise": noise,
+        "learning_rate": 1.0,
+        "num_steps": 5000,
+    }
+    plain = averaged_steps(b, curvature, noise, 5000)
+    lag = b / (1 - b)
+    np.testing.assert_allclose(advance_covariance(np.zeros((4, 4)), **asked, lag=lag), plain, rtol=1e-9)
+    alike = asked | {"jacobian": curvature, "gain": 1.0, "noise": np.diag(noise)}
+    np.testing.assert_allclose(advance_variance(np.zeros(4), **alike, lag=lag), np.diag(plain), rtol=1e-9)
+    alone = advance_variance(np.zeros(3), **{k: v[:3] if np.ndim(v) else v for k, v in alike.items()})
+    assert (alone[1:] > 1.05 * np.diag(plain)[1:3]).all()  # without lag
+    limit = largest_stable_step(lag)
+    assert averaged_steps(b, np.array([0.98 * limit]), np.eye(1), 4000) < 1e3
+    assert averaged_steps(b, np.array([1.02 * limit]), np.eye(1), 400) > 1e6
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    x=st.lists(st.floats(1e-4, 30.0), min_size=2, max_size=6), lag=st.floats(0.01, 9.0), num_steps=st.integers(1, 400),
+    share=st.floats(0.0, 1.0),
+)  # fmt: skip
+def test_what_lags_is_a_covariance_at_any_time(x, lag, num_steps, share):
+    x = np.minimum(x, 0.9 * largest_stable_step(lag))
+    ones = np.ones((len(x), len(x)))
+    after = advance_covariance(
+        share * ones, jacobian=np.diag(x), gain=np.ones(len(x)), noise=ones, learning_rate=1.0, num_steps=num_steps,
+        lag=lag,
+    )  # fmt: skip
+    assert np.linalg.eigvalsh(after)[0] > -1e-9 * np.linalg.eigvalsh(after)[-1]
+
+
+@pytest.mark.parametrize("curvature", [1e-4, 0.01, 0.3, 5.0])
+def test_an_averaged_force_travels_as_its_recursion_does(curvature):
+    """From an average that knows the force already, as between time steps; where it oscillates, by its envelope."""
+    b, n = 0.9, 40
+    x, m = 0.0, 1.0 if curvature < 0.02 else 0.0
+    for _ in range(n):
+        m = b * m + (1 - b) * (1.0 - curvature * x)
+        x += m
+    found = krylov_response(lambda v: curvature * v, np.ones(1), n, lag=b / (1 - b))[0]
+    envelope = b ** (n / 2) / curvature if curvature > 0.02 else 0.0
+    assert found == pytest.approx(x, rel=0.03, abs=1.5 * envelope)
 
 
 @pytest.mark.parametrize("label", [0, 1])

@@ -30,17 +30,30 @@ def geometric_sum(x: Array, num_steps: int) -> Array:
     return np.where(np.abs(x) < 1e-14, float(num_steps), total)
 
 
+def largest_stable_step(lag: float) -> float:
+    """The eta lambda beyond which steps explode: 2 for those that follow the gradient, 2 (1 + 2 L) for its average.
+
+    m' = b m + (1 - b) lambda x and x' = x - eta m' are stable up to 2 (1 + b)/(1 - b), and L = b/(1 - b).
+
+    >>> largest_stable_step(0.0), largest_stable_step(9.0)
+    (2.0, 38.0)
+    """
+    return 2 * (1 + 2 * lag)
+
+
 def advance_covariance(
     covariance: Array, *, jacobian: Array, gain: Array, noise: Array, learning_rate: float, num_steps: int,
-    most: float = np.inf, overshooting: float = np.inf,
+    lag: float = 0.0, most: float = np.inf, overshooting: float = np.inf,
 ) -> Array:  # fmt: skip
     """V after n steps of V' = R V R^T + eta^2 N, R = I - eta K J, all else frozen; (d, d).
 
     With y = K^(-1/2) x the operator K^(1/2) J K^(1/2) is symmetric; in its eigenbasis, x_a = eta lambda_a and
     r_ab = (1 - x_a)(1 - x_b), V_ab -> r_ab^n V_ab + eta^2 N_ab (1 - r_ab^n)/(1 - r_ab). No learning rate is too large.
+    For directions that lag see `_fading`.
 
     Args:
       jacobian: J, symmetric; (d, d).   gain: k; (d,) > 0.   noise: N, of one step's direction; (d, d).
+      lag: L; () >= 0. With one, `most` and `overshooting` are multiplied by 1 + 2 L, as the largest stable step is.
       most: x_a is not taken to be larger. A force that is bounded saturates where linear steps would explode, and ends
         in wide swings at the edge of stability: `SATURATED` says so.
       overshooting: where x_a is larger, direction a's variance is taken half-way between before and after: see
@@ -56,20 +69,20 @@ def advance_covariance(
         return np.full_like(covariance, np.nan)
     eigenvalues, basis = np.linalg.eigh(response)
     into, back = basis.T / root, root[:, None] * basis
-    x = np.minimum(learning_rate * eigenvalues, most)
-    fading = x[:, None] + x - np.outer(x, x)  # 1 - r_ab
-    total = geometric_sum(fading, num_steps)
+    reach = largest_stable_step(lag) / 2
+    x = np.minimum(learning_rate * eigenvalues, most * reach)
+    fading, total = _fading(x[:, None], x, num_steps, lag)
     before = into @ covariance @ into.T
     after = (1 - fading * total) * before + learning_rate**2 * total * (into @ noise @ into.T)
     # Two congruences, S after S + (1 - S^2)^(1/2) before (1 - S^2)^(1/2): their sum stays a covariance.
-    kept = np.where(x > overshooting, math.sqrt(0.5), 1.0)
+    kept = np.where(x > overshooting * reach, math.sqrt(0.5), 1.0)
     held = np.sqrt(1 - kept**2)
     return back @ (np.outer(kept, kept) * after + np.outer(held, held) * before) @ back.T
 
 
 def advance_variance(
     variance: Array, *, jacobian: Array, gain: Array, noise: Array, learning_rate: float, num_steps: int,
-    most: float = np.inf,
+    lag: float = 0.0, most: float = np.inf,
 ) -> Array:  # fmt: skip
     """`advance_covariance` of independent coordinates; everything (d,).
 
@@ -77,10 +90,31 @@ def advance_variance(
     ...                  num_steps=2)
     array([0.375])
     """
-    x = np.minimum(learning_rate * gain * jacobian, most)
-    fading = 2 * x - x**2
-    total = geometric_sum(fading, num_steps)
+    x = np.minimum(learning_rate * gain * jacobian, most * largest_stable_step(lag) / 2)
+    fading, total = _fading(x, x, num_steps, lag)
     return (1 - fading * total) * variance + learning_rate**2 * total * noise
+
+
+def _fading(x: Array, other: Array, num_steps: int, lag: float) -> tuple[Array, Array]:
+    """f, the share of V_ab that fades a step, and n steps' sum s of what is left of it, so that 1 - f s stays.
+
+    Without lag f = x + y - x y, and s the sum of (1 - f)^i. Directions that average gradients, m' = b m + (1 - b)(...)
+    with L = b/(1 - b), let eta^2 N_ab settle at eta^2 N_ab/f,
+
+        f = x + y + (L (1 + L) (x - y)^2 - x y)/(1 + 2 L),
+
+    the stationary covariance of two such averages of common noise (own derivation). On the way there s is the integral
+    of e^(-f t): e^(-f t) = e^(-x t) e^(-y t) times a Gaussian kernel of x - y times e^(x y t/(1 + 2 L)), three
+    covariances, so that V stays one. It leaves out what modes of x > 1/(4 L) swing before they settle, which takes them
+    some 2 (1 + L) steps.
+    """
+    if lag == 0:
+        fading = x + other - x * other
+        return fading, geometric_sum(fading, num_steps)
+    fading = x + other + (lag * (1 + lag) * (x - other) ** 2 - x * other) / (1 + 2 * lag)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        total = -np.expm1(-fading * num_steps) / fading
+    return fading, np.where(np.abs(fading) < 1e-14, float(num_steps), total)
 
 
 def bend(before: Array, after: Array) -> float:
@@ -123,11 +157,13 @@ def krylov_response(
     """sum_{i < n} (I - A')^i A' A^-1 b for symmetric A >= 0: how far n linear steps travel, by Lanczos.
 
     A' = A (I + L A): directions that lag by L steps overshoot, so that x shrinks by 1 - a - L a^2 a step (the slow root
-    of the heavy ball, to second order; where L a > 1 it oscillates instead and A' = 2 A is kept).
+    of the heavy ball, to second order). No a' is more than 1 - sqrt(L/(1 + L)): the heavy ball, where it oscillates,
+    calms down no faster.
 
     Args:
       operator: v -> A v.   start: b; (d,).   num_steps: n.   lag: L.
-      tolerance: of the answer's length, between one iteration and the next.   most: as in `advance_covariance`.
+      tolerance: of the answer's length, between one iteration and the next.   most: without lag, as in
+        `advance_covariance`.
 
     >>> krylov_response(lambda v: np.array([0.5, 1.0]) * v, np.ones(2), 2).round(12)
     array([1.5, 1. ])
@@ -147,15 +183,22 @@ def krylov_response(
         off.append(np.linalg.norm(image))
         exhausted = off[-1] <= 1e-10 * max(map(abs, diagonal)) or iteration >= min(len(start), max_iterations)
         eigenvalues, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off[:-1], 1) + np.diag(off[:-1], -1))
-        faster = 1 + np.minimum(lag * np.maximum(eigenvalues, 0.0), 1.0)
-        answer = length * (
-            vectors @ (faster * geometric_sum(np.minimum(faster * eigenvalues, most), num_steps) * vectors[0])
-        )
+        answer = length * (vectors @ (_steps_travelled(eigenvalues, num_steps, lag, most) * vectors[0]))
         if exhausted or (found is not None and _change(found, answer) <= tolerance):
             return known.T @ answer
         found = answer
         basis[iteration] = image / off[-1]
     raise AssertionError("the last iteration returns")
+
+
+def _steps_travelled(curvature: Array, num_steps: int, lag: float, most: float) -> Array:
+    """sum_{i < n} (1 - a')^i a'/a: by how many steps of an unchanging force."""
+    if lag == 0:
+        return geometric_sum(np.minimum(curvature, most), num_steps)
+    fastest = 1 - math.sqrt(lag / (1 + lag))
+    a = np.maximum(curvature, 1e-300)
+    faster = np.minimum(1 + lag * a, fastest / a)
+    return faster * geometric_sum(faster * a, num_steps)
 
 
 def _change(before: np.ndarray, after: np.ndarray) -> float:

@@ -29,6 +29,7 @@ from noisecast.theory.frozen_steps import (
     advance_variance,
     bend,
     krylov_response,
+    largest_stable_step,
     power_iteration,
 )
 from noisecast.theory.logistic_moments import ClippedExpectations, clipped_expectations
@@ -171,8 +172,9 @@ class _LogisticSolve:
         if self.steepest > LARGEST_STEP or self.curvature > LARGEST_LASTING_STEP:
             reach = max(self.steepest, self.curvature)
             reasons.append(
-                f"Steps overshoot: learning rate times curvature reaches {reach:.2g}, and 2 explodes. The loss "
-                "swings from run to run, and its mean may be far from the forecast."
+                f"Steps overshoot: learning rate times curvature reaches {reach:.2g}, and "
+                f"{largest_stable_step(self.closure.lag):.2g} explodes. The loss swings from run to run, and its mean "
+                "may be far from the forecast."
             )
         if self.first_move > LARGEST_MOVE:
             reasons.append(
@@ -289,7 +291,7 @@ class _LogisticSolve:
         noise = self._direction_covariance(field, gain, of_rest, halfway) - gain[:, None] * spread * gain
         rest_noise = np.maximum(of_rest - slope[rest] ** 2 * (law.signal_variance + field.noise_along), 0.0)
         share = self.closure.noise_share(step, num_steps)
-        linear = {"learning_rate": eta, "num_steps": num_steps, "most": SATURATED}
+        linear = {"learning_rate": eta, "num_steps": num_steps, "lag": self.closure.lag, "most": SATURATED}
         return Weights(
             at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps),
             advance_covariance(

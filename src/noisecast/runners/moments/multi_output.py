@@ -201,7 +201,7 @@ class _MultiOutputSolve:
         expected, slope = self.closure.response(field.law, halfway)
         slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
         share = self.closure.noise_share(step, num_steps)
-        linear = {"learning_rate": eta, "num_steps": num_steps, "most": SATURATED}
+        linear = {"learning_rate": eta, "num_steps": num_steps, "lag": self.closure.lag, "most": SATURATED}
         covariance = np.stack(
             [
                 advance_covariance(
