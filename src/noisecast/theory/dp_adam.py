@@ -128,8 +128,8 @@ def floor_bound(
 def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
     """u = g/(sqrt v + eps), v the average of E g^2 so far (`advance_second_moment`): a mean field for v_hat.
 
-    b1 makes the first steps noisier (`momentum_noise`) and lets the mean lag by b1/(1 - b1) steps; to first order in
-    the learning rate it changes nothing else. Valid when: b2 >= `LEAST_B2`, eta h/s < 1 - b1.
+    b1 makes the first steps noisier (`momentum_noise`) and lets directions lag by b1/(1 - b1) steps, which to first
+    order in the learning rate changes nothing else; beyond it see `frozen_steps`. Valid when: b2 >= `LEAST_B2`.
 
     >>> closure = adam_closure(b1=0.9, b2=0.999, eps=0.0)
     >>> law = GradientLaw(np.array([3.0]), 0.0, 16.0)

@@ -44,7 +44,7 @@ SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabili
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
 MOST_SETTLING, SETTLED = 4, 0.1  # fields looked at for a middle that leads to itself; bend of slopes by the last
 POWERS = 3  # of the curvature a time step
-LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the way: steps overshoot, and explode at 2
+LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the way: steps overshoot
 LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
 LARGEST_LASTING_STEP = 1.2  # eta times the largest curvature of all: where it is no passing one
 

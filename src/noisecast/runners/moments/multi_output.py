@@ -41,7 +41,7 @@ LARGEST_GROWTH = 1.2  # of the mean gradient within half a time step: beyond it 
 # Of the examples' slopes, likewise, if time steps are affordable. Twice as strict as for one output: where noise moves
 # weights into flat places, and flat places hold them less, the last long steps see too little of it.
 LARGEST_BEND = 0.15
-LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot, and explode at 2
+LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot
 NOISE_ALONE = 0.8  # of the loss, that fluctuations of the weights make: beyond it a trained loss is far lower
 NUMBERS_IN_SAMPLES = 8_000_000  # that many, divided by the weights, are the pairs of samples of them, 4 to 64
 ROWS_OF_SAMPLES = 4_000  # examples on which those samples' losses are looked at
