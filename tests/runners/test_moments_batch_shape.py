@@ -53,6 +53,73 @@ def test_signs_of_heavy_tailed_batches_are_as_trained(monkeypatch):
     assert abs(by_shape[:, 1] - 1).max() < 0.25 and by_moments[1:, 1].max() < 0.8
 
 
+def categories(num_examples=200):
+    """One-hot columns of few examples each, labels that they explain well."""
+    rng = np.random.default_rng(SEED_DATA + 1)
+    columns = [np.eye(k)[rng.choice(k, num_examples, p=rng.dirichlet(np.full(k, 0.7)))] for k in (2, 3, 5, 7, 30, 60)]
+    features = np.hstack(columns)
+    margin = features @ rng.normal(size=features.shape[1])
+    margin = 3 * (margin - margin.mean()) / margin.std()
+    labels = (rng.random(num_examples) < 1 / (1 + np.exp(-margin))).astype(np.int32)
+    return linear_model(Dataset("toy", features.astype(np.float32), labels, ("no", "yes")))
+
+
+def table(num_examples=100, num_features=8):
+    rng = np.random.default_rng(SEED_DATA + 2)
+    features = rng.normal(size=(num_examples, num_features))
+    labels = (rng.random(num_examples) < 1 / (1 + np.exp(-features @ rng.normal(size=num_features)))).astype(np.int32)
+    return linear_model(Dataset("toy", features.astype(np.float32), labels, ("no", "yes")))
+
+
+def error_of_final_loss(scenario: Scenario, num_seeds: int) -> float:
+    seeds = range(SEED_TRAINING, SEED_TRAINING + num_seeds)
+    trained = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[scenario.num_steps])
+    loss = trained[(trained.metric == "loss") & (trained.step == scenario.num_steps)].value
+    assert loss.sem() / loss.mean() < 0.006
+    found = Moments().forecast(scenario, [scenario.num_steps])
+    assert not found.extrapolated[-1]
+    return found.metrics["loss"][-1] / loss.mean() - 1
+
+
+def sampled(problem, batch_size: int, learning_rate: float) -> Scenario:
+    sampler = Poisson.for_batch_size(batch_size, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=0.05, l2_clip_norm=1.0, sampler=sampler)
+    optimizer = DPSignSGD(learning_rate=learning_rate)
+    return Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=NUM_STEPS)
+
+
+def test_batches_of_much_of_the_data_are_as_trained(monkeypatch):
+    """Each example is drawn once at most; batches that draw it any number of times are seen to be others."""
+    problem, shape = categories(), BatchShape.of
+    for batch_size in (50, 120, 200):
+        scenario = sampled(problem, batch_size, learning_rate=0.005)
+        error = error_of_final_loss(scenario, 100)
+        with monkeypatch.context() as patch:
+            patch.setattr(logistic.BatchShape, "of", lambda *a, **named: shape(*a, **(named | {"probability": 0.0})))
+            by_poisson = error_of_final_loss(scenario, 100)
+        print(f"\nB = {batch_size}: {error:+.3f}, Poisson {by_poisson:+.3f}")
+        assert abs(error) < 0.01
+        assert by_poisson > (0.015 if batch_size == 50 else 0.04)
+
+
+def test_means_of_signs_go_where_single_steps_lead(monkeypatch):
+    """Small batches of a plain table at a large rate: E sign points against the mean force for most of the run.
+
+    A stiffness of their quotient, whatever its size, is seen to hold the weights back.
+    """
+    scenario = sampled(table(), batch_size=4, learning_rate=0.03)
+    error = error_of_final_loss(scenario, 400)
+
+    def quotient(law, expected, gain):
+        return np.maximum(expected / law.mean, gain)
+
+    monkeypatch.setattr(logistic, "chord", quotient)
+    held_back = error_of_final_loss(scenario, 400)
+    print(f"\n{error:+.3f}, by the quotient {held_back:+.3f}")
+    assert abs(error) < 0.02
+    assert held_back < -0.03
+
+
 def test_only_columns_that_the_noise_does_not_blur_are_looked_at(monkeypatch):
     """At much noise none, so that a forecast costs what it did; DP-SGD and DP-Adam never look."""
     problem, of, counts = heavy_tails(), BatchShape.of, []

@@ -27,6 +27,51 @@ def found_by_inversion(rate: float, noise_std: float):
     return sign_of_batch(entries, MEAN, STD, rate=rate, noise_variance=np.array([noise_std**2]))
 
 
+def by_counting_coins(probability: float, noise_std: float, copies: int = 1, drawn: int | None = None):
+    """The same where each example is drawn at most once, `copies` of each; `drawn`: given that one of that is."""
+    expected, gain = 0.0, 0.0
+    counts = range(copies + 1)
+    for of_each in itertools.product(counts, repeat=2):
+        if drawn is not None and of_each[drawn] == 0:
+            continue
+        others = [(copies - 1, k - 1) if i == drawn else (copies, k) for i, k in enumerate(of_each)]
+        weight = np.prod([stats.binom.pmf(k, n, probability) for n, k in others])
+        for sides in itertools.product(*(itertools.product((-1, 1), repeat=k) for k in of_each)):
+            total = sum(VALUES[i] * (MEAN[i] + side * STD[i]) for i in range(2) for side in sides[i])
+            share = weight / 2 ** sum(of_each)
+            expected += share * special.erf(total / noise_std / np.sqrt(2))
+            gain += share * 2 * stats.norm.pdf(total, scale=noise_std)
+    return expected, gain
+
+
+@pytest.mark.parametrize("probability", [0.01, 0.25, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_sign_of_a_batch_that_draws_each_at_most_once(probability, copies):
+    noise_std = 0.2
+    entries = Entries(np.array([0, 2]), np.array([0, 1]), VALUES)
+    asked = {"rate": copies * probability, "noise_variance": np.array([noise_std**2])}
+    found = sign_of_batch(entries, MEAN, STD, probability=probability, **asked)
+    expected, gain = by_counting_coins(probability, noise_std, copies)
+    assert found.expected[0] == pytest.approx(expected, abs=1e-4)
+    assert found.gain[0] == pytest.approx(gain, rel=1e-3, abs=1e-4)
+    for i in range(2):
+        assert found.gain_if_drawn[i] == pytest.approx(
+            by_counting_coins(probability, noise_std, copies, drawn=i)[1], rel=1e-3, abs=1e-4
+        )
+    if probability >= 0.5:  # the control: any number of times is seen to be another law
+        assert abs(sign_of_batch(entries, MEAN, STD, **asked).expected[0] - expected) > 0.02
+
+
+def test_a_mean_beyond_the_spread_has_its_sign():
+    """Many small steps to one side: a grid that holds the spread alone would take them for the other side's."""
+    many = 400
+    entries = Entries(np.array([0, many]), np.arange(many), np.ones(many))
+    for probability in (0.1, 0.3, 0.6, 0.8):
+        asked = {"rate": probability, "probability": probability, "noise_variance": np.array([0.01])}
+        found = sign_of_batch(entries, np.ones(many), np.zeros(many), **asked)
+        assert found.expected[0] == pytest.approx(1.0, abs=1e-4) and found.gain[0] == pytest.approx(0.0, abs=1e-4)
+
+
 @pytest.mark.parametrize("rate, noise_std", list(itertools.product([0.1, 0.7, 3.0], [0.05, 0.3, 1.0, 20.0])))
 def test_sign_of_a_batch_is_what_counting_finds(rate, noise_std):
     """E sign, its gain, and the gain where one more of that example is drawn."""

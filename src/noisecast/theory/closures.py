@@ -140,6 +140,27 @@ def sign_response(law: GradientLaw) -> tuple[Array, Array]:
     return presence * expected, gain
 
 
+def chord(law: GradientLaw, expected: Array, gain: Array) -> Array:
+    """E u/F, at least the gain: it knows how far a saturated direction is from where its force would turn; (d,).
+
+    Of a skew batch (`sign_of_batch`) E u may point against F, or be there where F is none. Then the quotient is no
+    stiffness, and the two moments' bounds it.
+
+    Args:
+      law: of the gradient.   expected, gain: the `response` to it; (d,) each.
+
+    >>> law = GradientLaw(np.array([3.0, 3.0]), 0.0, 1.0, sign=np.array([[1.0, -0.5], [0.1, 0.1]]))
+    >>> chord(law, *sign_response(law)).round(2)
+    array([0.33, 0.1 ])
+    """
+    pushed = np.abs(law.mean) > 1e-12 * np.abs(law.mean).max()
+    force = np.where(pushed, law.mean, 1.0)
+    found = expected / force
+    if law.sign is not None:
+        found = np.minimum(found, sign_response(law._replace(sign=None))[0] / force)
+    return np.maximum(np.where(pushed, found, gain), gain)
+
+
 def _sign_variance(law: GradientLaw, memory: None) -> Array:
     return 1 - sign_response(law)[0] ** 2
 

@@ -1,21 +1,24 @@
-"""The sign of a gradient that few examples make: the law of a Poisson batch by its characteristic function.
+"""The sign of a gradient that few examples make: the law of a batch by its characteristic function.
 
 Coordinate j of a private gradient is g = sum_i b_i c_i + sigma Z, with b_i = 1 where example i is drawn, which happens
-at the rate q. Its characteristic function is that of a compound Poisson law and a Gaussian,
+with probability q. Its characteristic function is
 
-    phi(t) = exp(q sum_i (E e^(i t c_i) - 1) - sigma^2 t^2/2),
+    phi(t) = prod_i (1 - q + q E e^(i t c_i)) e^(-sigma^2 t^2/2),
 
-and a sign sees more of it than two moments: by Gil-Pelaez' inversion, and by that of the density at 0,
+where q is small a compound Poisson law's, exp(q sum_i (E e^(i t c_i) - 1)). A sign sees more of it than two moments:
+by Gil-Pelaez' inversion, and by that of the density at 0,
 
     E sign(g) = (2/pi) int_0^oo Im phi(t)/t dt,        2 p_g(0) = (2/pi) int_0^oo Re phi(t) dt.
 
-How E sign(g) moves with what example i adds follows from Mecke's formula: d/dtheta E sign(g) = q sum_i k_i c_i', with
-k_i = 2 p_g(-c_i), twice the density at 0 *given that i is drawn*. An example that outweighs all others in its batches
-has saturated the sign: k_i is near 0, however steep the sign is without it. Own derivation.
+How E sign(g) moves with what example i adds: d/dtheta E sign(g) = q sum_i k_i c_i', with k_i twice the density of g at
+0 *given that i is drawn*, whose phi has E e^(i t c_i) for i's factor (of Poisson laws this is Mecke's formula). An
+example that outweighs all others in its batches has saturated the sign: k_i is near 0, however steep the sign is
+without it. Own derivation.
 
 Where batches are of many, all k_i are equal and the two moments say the same (`closures.sign_response`).
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -24,7 +27,9 @@ import numpy as np
 Array = Any
 REACH = 5.0  # standard deviations of the Gaussian part, beyond which phi is nothing; and of the sum, beside its largest
 LARGEST_ORDER = 512  # nodes; what needs more is smoothed by as much noise as it lacks
-AT_ONCE = 2_000_000  # numbers
+AT_ONCE, MOST_AT_ONCE = 2_000_000, 16_000_000  # numbers; of a single long coordinate
+SMALL_PROBABILITY = 0.005  # below it batches have a compound Poisson law, to q/2, in less time
+NOTHING = 1e-6  # no factor of phi is nearer to 0, so that it can be taken out again
 
 
 class Entries(NamedTuple):
@@ -61,19 +66,33 @@ class SignOfBatch(NamedTuple):
     gain_if_drawn: Array
 
 
-def sign_of_batch(entries: Entries, mean: Array, std: Array, *, rate: float, noise_variance: Array) -> SignOfBatch:
+def batch_variance(entries: Entries, mean: Array, square: Array, *, rate: float, probability: float) -> Array:
+    """Var sum_i b_i c_i of the law that `sign_of_batch` takes, rate sum_i (E c_i^2 - q (E c_i)^2); (d,).
+
+    Args:
+      entries: x_ij by coordinate.   mean, square: E r_i, E r_i^2; (n,).   rate, probability: as there.
+    """
+    single = square - (probability if probability >= SMALL_PROBABILITY else 0.0) * mean**2
+    return rate * np.add.reduceat(entries.values**2 * single[entries.examples], entries.starts[:-1])
+
+
+def sign_of_batch(
+    entries: Entries, mean: Array, std: Array, *, rate: float, noise_variance: Array, probability: float = 0.0
+) -> SignOfBatch:
     """Of coordinates to which example i adds x_ij r_i where it is drawn, r_i = mean_i +- std_i with even odds.
 
     The integrals are sums over a grid, as fine as the range of the batch's sum asks for (own derivation).
 
     Args:
-      entries: x_ij by coordinate.   mean, std: of r_i; (n,).   rate: q = B/n, at which each is drawn; > 0.
+      entries: x_ij by coordinate.   mean, std: of r_i; (n,).
+      rate: how often each is drawn in a batch; > 0. More than q where an example stands for several.
       noise_variance: sigma^2, of all that is Gaussian; (d,), > 0. Batches that are drawn otherwise: less what their
-        variance lacks of a Poisson law's, q sum_i E c_i^2.
+        variance lacks of this one's, `batch_variance`.
+      probability: q, at which each of those for which an example stands is drawn; in [0, 1]. 0: any number of times.
 
     >>> one = Entries(np.array([0, 1]), np.array([0]), np.array([1.0]))    # in half of all batches, +1 and noise of 0.1
-    >>> found = sign_of_batch(one, np.ones(1), np.zeros(1), rate=np.log(2), noise_variance=np.array([0.01]))
-    >>> [np.round(part, 2).tolist() for part in found]
+    >>> law = {"rate": 0.5, "probability": 0.5, "noise_variance": np.array([0.01])}
+    >>> [np.round(part, 2).tolist() for part in sign_of_batch(one, np.ones(1), np.zeros(1), **law)]
     [[0.5], [3.99], [0.0]]
     """
     counts = np.diff(entries.starts)
@@ -82,19 +101,33 @@ def sign_of_batch(entries: Entries, mean: Array, std: Array, *, rate: float, noi
         some, nodes = entries.between(first, last), step[:, None] * np.arange(1, order + 1)
         waves = _waves(some, mean, std, np.repeat(step, counts[first:last]), order)
         wide = np.maximum(noise_variance[first:last], (REACH / nodes[:, -1]) ** 2)[:, None]
-        phi = np.exp(rate * np.add.reduceat(waves - 1, some.starts[:-1], axis=0) - wide * nodes**2 / 2)
+        phi, factors = _together(waves, some.starts[:-1], rate, probability)
+        phi = phi * np.exp(-wide * nodes**2 / 2)
         pull = rate * np.add.reduceat(some.values * mean[some.examples], some.starts[:-1])  # Im phi(t)/t at 0
+        if factors is not None:
+            waves /= factors  # i's own factor is taken out
         if_drawn = np.einsum("mk,mk->m", waves.real, phi.real[some.coordinates])
         if_drawn -= np.einsum("mk,mk->m", waves.imag, phi.imag[some.coordinates])
         scale = 2 / np.pi * step
         parts.append(
             SignOfBatch(
                 scale * (pull / 2 + (phi.imag / nodes).sum(axis=1)),
-                scale * (0.5 + phi.real.sum(axis=1)),
+                np.maximum(scale * (0.5 + phi.real.sum(axis=1)), 0.0),
                 np.maximum(np.repeat(scale, counts[first:last]) * (0.5 + if_drawn), 0.0),
             )
         )
     return SignOfBatch(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def _together(waves: Array, starts: Array, rate: float, probability: float) -> tuple[Array, Array | None]:
+    """E e^(i t sum_i b_i c_i), and each example's factor of it; of a Poisson law a factor without i is the factor."""
+    if probability < SMALL_PROBABILITY:
+        return np.exp(rate * np.add.reduceat(waves - 1, starts, axis=0)), None
+    factors = 1 + np.float32(probability) * (waves - 1)
+    factors[abs(factors) < NOTHING] = NOTHING
+    if math.isclose(rate, probability):
+        return np.multiply.reduceat(factors, starts, axis=0), factors
+    return np.exp(rate / probability * np.add.reduceat(np.log(factors), starts, axis=0)), factors
 
 
 def _chunks(
@@ -107,18 +140,19 @@ def _chunks(
     starts = entries.starts[:-1]
     largest = abs(entries.values) * (abs(mean) + std)[entries.examples]
     spread = np.sqrt(noise_variance + rate * np.add.reduceat(largest**2, starts))
-    drift = rate * np.add.reduceat(largest, starts)
-    step = np.pi / (np.maximum.reduceat(largest, starts) + np.minimum(drift, spread) + REACH * spread)
-    order = np.clip(np.ceil(REACH / (np.sqrt(noise_variance) * step)), 8, LARGEST_ORDER).astype(int)
+    middle = abs(rate * np.add.reduceat(entries.values * mean[entries.examples], starts))
+    step = np.pi / (np.maximum.reduceat(largest, starts) + middle + REACH * spread)
+    most = np.clip(MOST_AT_ONCE // np.diff(entries.starts), 8, LARGEST_ORDER)
+    order = np.clip(np.ceil(REACH / (np.sqrt(noise_variance) * step)), 8, most).astype(int)
     first = 0
     while first < len(starts):
-        last = first + 1
+        last, wanted = first + 1, order[first]
         while last < len(starts):
-            wanted = order[first : last + 1].max()
-            if (entries.starts[last + 1] - entries.starts[first]) * wanted > AT_ONCE:
+            more = max(wanted, order[last])
+            if (entries.starts[last + 1] - entries.starts[first]) * more > AT_ONCE:
                 break
-            last += 1
-        yield first, last, int(order[first:last].max()), step[first:last]
+            last, wanted = last + 1, more
+        yield first, last, int(wanted), step[first:last]
         first = last
 
 

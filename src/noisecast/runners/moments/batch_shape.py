@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse
 
 from noisecast.theory.closures import GradientLaw, sign_response
-from noisecast.theory.sign_of_batch import Entries, sign_of_batch
+from noisecast.theory.sign_of_batch import Entries, batch_variance, sign_of_batch
 
 HEAVY = 0.1  # excess kurtosis of a private gradient: a Gaussian of its variance has a gain 1 % too small
 MOST_ENTRIES = 400_000  # x_ij that are not 0, in what is looked at of all outputs: they cost time
@@ -57,11 +57,13 @@ class BatchShape:
 
     Args:
       rows: what the forecast computes with.   heavy: whether a column is such a one; (d,).   rate: at which an example
-        is drawn.   batch_size: B, by which sums are divided.
+        is drawn, and those for which it stands.   probability: q, with which each of these is, at most once.
+      batch_size: B, by which sums are divided.
     """
 
-    def __init__(self, rows: SplitRows, heavy: np.ndarray, *, rate: float, batch_size: float):
-        self.squares, self.heavy, self.rate, self.batch_size = _Squares(rows), heavy, rate, batch_size
+    def __init__(self, rows: SplitRows, heavy: np.ndarray, *, rate: float, probability: float, batch_size: float):
+        self.squares, self.heavy, self.batch_size = _Squares(rows), heavy, batch_size
+        self.draws = {"rate": rate, "probability": probability}
         near, far = np.flatnonzero(heavy[: rows.split]), np.flatnonzero(heavy[rows.split :])
         parts = [scipy.sparse.csc_array(rows.block[:, near]), scipy.sparse.csc_array(rows.rest[:, far])]
         columns = scipy.sparse.csc_array(scipy.sparse.hstack(parts))
@@ -75,6 +77,7 @@ class BatchShape:
         residual: np.ndarray,
         *,
         rate: float,
+        probability: float,
         batch_size: float,
         privacy_variance: float,
         num_outputs: int = 1,
@@ -85,7 +88,7 @@ class BatchShape:
           residual: |r_i| at the start; (n,).   privacy_variance: of every coordinate.
         """
         squared = (residual / batch_size) ** 2
-        draws, squares = rate * rows.num_examples, _Squares(rows)
+        draws, squares = rate * rows.num_examples, _Squares(rows)  # as a Poisson law has them
         second, fourth = draws * squares.mean(squared), draws * squares.mean_of_squares(squared**2)
         excess = fourth / np.maximum((second + privacy_variance) ** 2, 1e-300)
         order = np.argsort(-excess, kind="stable")
@@ -95,7 +98,7 @@ class BatchShape:
         order, sizes = order[affordable], sizes[affordable]
         chosen = order[np.cumsum(sizes) <= MOST_ENTRIES // num_outputs]
         heavy = np.isin(np.arange(len(excess)), chosen)
-        return cls(rows, heavy, rate=rate, batch_size=batch_size) if heavy.any() else None
+        return cls(rows, heavy, rate=rate, probability=probability, batch_size=batch_size) if heavy.any() else None
 
     def seen_by_sign(
         self, law: GradientLaw, mean: np.ndarray, square: np.ndarray, slope: np.ndarray
@@ -106,11 +109,11 @@ class BatchShape:
           law: (d,), of moments alone.   mean, square: E r_i, E r_i^2; (n,).   slope: E r_i', up to a factor; (n,).
         """
         entries, heavy = self.entries, self.heavy
-        poisson = self.rate * np.add.reduceat(entries.values**2 * square[entries.examples], entries.starts[:-1])
-        gaussian = law.signal_variance[heavy] + law.noise_variance[heavy] - poisson
+        of_batch = batch_variance(entries, mean, square, **self.draws)
+        gaussian = law.signal_variance[heavy] + law.noise_variance[heavy] - of_batch
         floor = (law.signal_variance[heavy] + law.privacy_variance) / 2
         std = np.sqrt(np.maximum(square - mean**2, 0.0))
-        signs = sign_of_batch(entries, mean, std, rate=self.rate, noise_variance=np.maximum(gaussian, floor))
+        signs = sign_of_batch(entries, mean, std, noise_variance=np.maximum(gaussian, floor), **self.draws)
         expected, gain = (part.copy() for part in sign_response(law))
         expected[heavy], gain[heavy] = np.clip(signs.expected, -1.0, 1.0), signs.gain
         gain, felt = self._fitted(gain, signs.gain_if_drawn, slope)

@@ -19,7 +19,7 @@ from noisecast.runners.moments.examples import Examples
 from noisecast.runners.moments.forecast import Forecast, collected, time_grid
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, between, is_finite, residual_bound
 from noisecast.scenario import Scenario
-from noisecast.theory.closures import GradientLaw
+from noisecast.theory.closures import GradientLaw, chord
 from noisecast.theory.frozen_steps import (
     HALVINGS,
     OVERSHOOTING,
@@ -136,7 +136,9 @@ class _LogisticSolve:
         rate = self.fill * size / self.rows.num_examples
         privacy = self.mechanism.mean_noise_std**2
         residual = np.minimum(self.bound, 0.5)
-        return BatchShape.of(self.rows, residual, rate=rate, batch_size=size, privacy_variance=privacy)
+        probability = self.mechanism.sampler.sampling_probability or 0.0
+        asked = {"rate": rate, "probability": probability, "batch_size": size, "privacy_variance": privacy}
+        return BatchShape.of(self.rows, residual, **asked)
 
     def forecast(self, record_at: Sequence[int]) -> Forecast:
         """In time steps that do not depend on `record_at`, so that looking on the way does not move the end."""
@@ -362,13 +364,9 @@ class _LogisticSolve:
     def _travelled(
         self, field: _Field, expected: np.ndarray, slope: np.ndarray, offset: np.ndarray, num_steps: int
     ) -> np.ndarray:
-        """eta sum_i (I - eta D J)^i (E u + D J offset), D the chord E u/F: it knows how far a saturated sign bends.
-
-        A chord of Gaussians is at least the slope; that of a skew batch, whose sign need not be its mean's, is not.
-        """
-        pushed = np.abs(field.mean) > 1e-12 * np.abs(field.mean).max()
-        chord = np.maximum(np.where(pushed, expected / np.where(pushed, field.mean, 1.0), slope), slope)
-        root, force = np.sqrt(chord), expected / chord
+        """eta sum_i (I - eta D J)^i (E u + D J offset), D the `chord` E u/F."""
+        stiffness = chord(field.law, expected, slope)
+        root, force = np.sqrt(stiffness), expected / stiffness
         if offset.any():
             force = force + self._curve(field, offset)
         eta, lag = self.learning_rate, self.closure.lag

@@ -18,7 +18,7 @@ from noisecast.runners.moments.examples import presence_of
 from noisecast.runners.moments.forecast import Forecast, Metrics, collected, time_grid
 from noisecast.runners.moments.output_examples import LAWS, OutputExamples, OutputRows
 from noisecast.scenario import Scenario
-from noisecast.theory.closures import GradientLaw, sign_response
+from noisecast.theory.closures import GradientLaw, chord, sign_response
 from noisecast.theory.frozen_steps import (
     HALVINGS,
     SATURATED,
@@ -142,7 +142,8 @@ class _MultiOutputSolve:
         found = self._expectations(self.rows, self._start())
         size = self.mechanism.expected_batch_size
         rate = self.fill * size / self.rows.num_examples
-        asked: Any = {"rate": rate, "batch_size": size, "num_outputs": self.num_outputs}
+        probability = self.mechanism.sampler.sampling_probability or 0.0
+        asked: Any = {"rate": rate, "probability": probability, "batch_size": size, "num_outputs": self.num_outputs}
         privacy = self.mechanism.mean_noise_std**2
         residuals = np.sqrt(found.squared_residual.astype(np.float64)).T
         shapes = [BatchShape.of(self.rows, residual, privacy_variance=privacy, **asked) for residual in residuals]
@@ -265,11 +266,9 @@ class _MultiOutputSolve:
     def _travelled(
         self, field: _Field, expected: np.ndarray, slope: np.ndarray, offset: np.ndarray, num_steps: int
     ) -> np.ndarray:
-        """eta sum_i (I - eta D J)^i D (F + J offset), D the chord E u/F: it knows how far a saturated sign bends."""
-        pushed = np.abs(field.mean) > 1e-12 * np.abs(field.mean).max()
-        # As in `logistic`: a chord of Gaussians is at least the slope, that of a skew batch is not.
-        chord = np.maximum(np.where(pushed, expected / np.where(pushed, field.mean, 1.0), slope), slope)
-        root, force = np.sqrt(chord), expected / chord
+        """eta sum_i (I - eta D J)^i D (F + J offset), D the `chord` E u/F."""
+        stiffness = chord(field.law, expected, slope)
+        root, force = np.sqrt(stiffness), expected / stiffness
         if offset.any():
             force = force + self._curve(field, offset)
         eta, shape = self.learning_rate, force.shape
