@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -73,6 +74,15 @@ def why_unwritable(path: str | Path) -> str | None:
     except OSError as error:
         reason = "it is not permitted" if isinstance(error, PermissionError) else f"the system says '{error.strerror}'"
         return f"Expected to be able to write in {path.parent}, but {reason}; choose another place."
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says, without the words of a library that passes it on.
+
+    >>> reason_of(OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device"))
+    'No space left on device'
+    """
+    return re.sub(r"^.*Detail: \[errno \d+\] ", "", error.strerror or str(error))
 
 
 def is_bomb(unpacked: int, packed: int) -> bool:

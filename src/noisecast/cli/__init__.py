@@ -166,8 +166,10 @@ def _usage_sentence(error: CycloptsError) -> str:
 
 
 def _os_sentence(error: OSError) -> str:
+    from noisecast.files import reason_of
+
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}; make room there or choose another place, and try again."
+    return f"{where}{reason_of(error)}; make room there or choose another place, and try again."
 
 
 def _missing_extra(error: BaseException | None) -> str | None:

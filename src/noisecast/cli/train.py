@@ -12,7 +12,7 @@ from noisecast.cli.ledger_options import account_of
 from noisecast.cli.mechanism_options import MechanismOptions
 from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
 from noisecast.cli.progress import training_progress
-from noisecast.files import why_unwritable
+from noisecast.files import reason_of, why_unwritable
 from noisecast.ledger import Account
 from noisecast.model_dir import save_model
 from noisecast.optimizers import CONSTANT, Schedule
@@ -232,7 +232,7 @@ def _trained(
             raise
         where = f"{error.filename}: " if error.filename else ""
         raise ValueError(
-            f"{where}{error.strerror or error}; what was trained up to the last checkpoint, and the budget it took, is "
+            f"{where}{reason_of(error)}; what was trained up to the last checkpoint, and the budget it took, is "
             f"in {kept}: mend that and go on with --resume."
         ) from None
 

@@ -139,8 +139,8 @@ def _claim(by_loss: Any, papers: Any, forecast: Any, by_accuracy: str) -> Claim:
     return Claim(
         source="Table hyperparam",
         statement=(
-            f"{title_of(best['problem'])}: {_setting(papers)} is the best (learning rate, clip norm) of the grid for "
-            f"{best['optimizer']} at noise multiplier {best['noise_multiplier']:g}."
+            f"{title_of(best['problem'])}: no (learning rate, clip norm) of the grid is seen to do better than "
+            f"{_setting(papers)} for {best['optimizer']} at noise multiplier {best['noise_multiplier']:g}."
         ),
         measure=f"its final training loss above the best cell's ({best['value']:.4g}), mean of {seeds} paired seeds",
         value=papers["behind"],
@@ -247,4 +247,6 @@ def _draw_cells(panel: Any, rows: Any, best: float) -> None:
 def _text(value: float) -> str:
     if not np.isfinite(value):
         return "–"
-    return f"{value:.3f}" if value < 10 else f"{value:.3g}".replace("e+0", "e")
+    if value >= 1000:
+        return f"{value:.3g}".replace("e+0", "e")
+    return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from noisecast import engines
+from noisecast.files import reason_of
 from noisecast.privacy.noise import Purpose, RandomRoot, key_for
 from noisecast.privacy.tuning import TrialDistribution
 from noisecast.question import Question
@@ -289,7 +290,7 @@ def _add_all(store: Store, computed: Iterator[Done], pace: Pace, progress: Sweep
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{error.strerror or error}: could not write the next group; all {len(store.cells)} finished runs are "
+            f"{reason_of(error)}: could not write the next group; all {len(store.cells)} finished runs are "
             "safe, and the same command goes on",
             str(store.folder),
         ) from None
