@@ -244,8 +244,8 @@ def _draw_losses(panel: Any, rows: Any, axis: str, label: str) -> None:
         part = part.sort_values(axis)
         bars = (part["value"] - part["low"]).to_numpy(float)
         panel.errorbar(
-            part[axis] * ASIDE[str(curve)], part["value"], yerr=bars, marker="s" if "again" in str(curve) else "o", markersize=3.5,
-            linewidth=0.8, color=CURVE_COLOURS[str(curve)], alpha=0.9,
+            part[axis] * ASIDE[str(curve)], part["value"], yerr=bars, marker="s" if "again" in str(curve) else "o",
+            markersize=3.5, linewidth=0.8, color=CURVE_COLOURS[str(curve)], alpha=0.9,
         )  # fmt: skip
     values = trained.loc[~(trained["curve"] == "DP-SGD")]["value"]
     panel.set(xscale="log", yscale="log", xlabel=label)
@@ -269,14 +269,14 @@ def _draw_rates(panel: Any, rows: Any) -> None:
         style, marker = RUNNER_LINES[str(runner)]
         colour = OPTIMIZER_COLOURS["DP-SGD"] if runner == "moments" and "again" in str(curve) else None
         panel.plot(
-            part["nominal_epsilon"] * ASIDE[str(curve)], part["learning_rate"], linestyle=style if runner == "moments" else "-",
-            marker={"o": "s" if "again" in str(curve) else "o"}.get(marker, ""), markersize=3.5, linewidth=0.9,
+            part["nominal_epsilon"] * ASIDE[str(curve)], part["learning_rate"],
+            linestyle=style if runner == "moments" else "-", marker={"o": "s" if "again" in str(curve) else "o"}.get(marker, ""), markersize=3.5, linewidth=0.9,
             color=colour or CURVE_COLOURS[str(curve)], alpha=0.9,
         )  # fmt: skip
         at_edge = part[(part["learning_rate_at_edge"] != "") & (part["runner"] == "training")]
         panel.plot(
-            at_edge["nominal_epsilon"] * ASIDE[str(curve)], at_edge["learning_rate"], linestyle="none", marker="o", markersize=8,
-            markerfacecolor="none", markeredgecolor=CURVE_COLOURS[str(curve)], markeredgewidth=0.8,
+            at_edge["nominal_epsilon"] * ASIDE[str(curve)], at_edge["learning_rate"], linestyle="none", marker="o",
+            markersize=8, markerfacecolor="none", markeredgecolor=CURVE_COLOURS[str(curve)], markeredgewidth=0.8,
         )  # fmt: skip
     again = rows[(rows["curve"] == "DP-SGD tuned again") & (rows["runner"] == "training")].sort_values(
         "nominal_epsilon"
@@ -297,8 +297,8 @@ def _draw_finer(panel: Any, rows: Any) -> None:
         nominal = rows.drop_duplicates("noise_multiplier").set_index("noise_multiplier")["nominal_epsilon"]
         values = np.array([[each.value, each.low, each.high] for each in found.values()]).reshape(-1, 3)
         panel.errorbar(
-            nominal[list(found)] * ASIDE[name], values[:, 0], yerr=abs(values[:, 1:] - values[:, :1]).T, linestyle="none",
-            marker="D", markersize=4, markerfacecolor="white", color=CURVE_COLOURS[name], linewidth=1, zorder=4,
+            nominal[list(found)] * ASIDE[name], values[:, 0], yerr=abs(values[:, 1:] - values[:, :1]).T,
+            linestyle="none", marker="D", markersize=4, markerfacecolor="white", color=CURVE_COLOURS[name], linewidth=1, zorder=4,
         )  # fmt: skip
 
 
