@@ -270,7 +270,8 @@ def _draw_rates(panel: Any, rows: Any) -> None:
         colour = OPTIMIZER_COLOURS["DP-SGD"] if runner == "moments" and "again" in str(curve) else None
         panel.plot(
             part["nominal_epsilon"] * ASIDE[str(curve)], part["learning_rate"],
-            linestyle=style if runner == "moments" else "-", marker={"o": "s" if "again" in str(curve) else "o"}.get(marker, ""), markersize=3.5, linewidth=0.9,
+            linestyle=style if runner == "moments" else "-", marker={"o": "s" if "again" in str(curve) else "o"}.get(marker, ""),
+            markersize=3.5, linewidth=0.9,
             color=colour or CURVE_COLOURS[str(curve)], alpha=0.9,
         )  # fmt: skip
         at_edge = part[(part["learning_rate_at_edge"] != "") & (part["runner"] == "training")]
@@ -298,7 +299,8 @@ def _draw_finer(panel: Any, rows: Any) -> None:
         values = np.array([[each.value, each.low, each.high] for each in found.values()]).reshape(-1, 3)
         panel.errorbar(
             nominal[list(found)] * ASIDE[name], values[:, 0], yerr=abs(values[:, 1:] - values[:, :1]).T,
-            linestyle="none", marker="D", markersize=4, markerfacecolor="white", color=CURVE_COLOURS[name], linewidth=1, zorder=4,
+            linestyle="none", marker="D", markersize=4, markerfacecolor="white", color=CURVE_COLOURS[name],
+            linewidth=1, zorder=4,
         )  # fmt: skip
 
 
