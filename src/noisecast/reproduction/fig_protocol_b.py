@@ -270,8 +270,8 @@ def _draw_rates(panel: Any, rows: Any) -> None:
         colour = OPTIMIZER_COLOURS["DP-SGD"] if runner == "moments" and "again" in str(curve) else None
         panel.plot(
             part["nominal_epsilon"] * ASIDE[str(curve)], part["learning_rate"],
-            linestyle=style if runner == "moments" else "-", marker={"o": "s" if "again" in str(curve) else "o"}.get(marker, ""),
-            markersize=3.5, linewidth=0.9,
+            linestyle=style if runner == "moments" else "-",
+            marker={"o": "s" if "again" in str(curve) else "o"}.get(marker, ""), markersize=3.5, linewidth=0.9,
             color=colour or CURVE_COLOURS[str(curve)], alpha=0.9,
         )  # fmt: skip
         at_edge = part[(part["learning_rate_at_edge"] != "") & (part["runner"] == "training")]
