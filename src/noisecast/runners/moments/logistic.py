@@ -137,8 +137,9 @@ class _LogisticSolve:
         privacy = self.mechanism.mean_noise_std**2
         residual = np.minimum(self.bound, 0.5)
         probability = self.mechanism.sampler.sampling_probability or 0.0
-        asked = {"rate": rate, "probability": probability, "batch_size": size, "privacy_variance": privacy}
-        return BatchShape.of(self.rows, residual, **asked)
+        return BatchShape.of(
+            self.rows, residual, rate=rate, probability=probability, batch_size=size, privacy_variance=privacy
+        )
 
     def forecast(self, record_at: Sequence[int]) -> Forecast:
         """In time steps that do not depend on `record_at`, so that looking on the way does not move the end."""
