@@ -132,6 +132,22 @@ def test_clip_norms_without_effect_are_not_chased(landscape):
     assert best.outcome.value < 0.501 and best.l2_clip_norm < 2
 
 
+@pytest.mark.parametrize("other_clip", [1.0, 64.0])
+def test_a_second_valley_behind_a_ridge_is_found(landscape, other_clip):
+    """At a learning rate two hundred times higher, at the same clip norm or at a larger one."""
+
+    def value(optimizer, clip, noise):
+        near, _ = valley(0.1, 1.0)(optimizer, clip, noise)
+        far, _ = valley(20.0, other_clip)(optimizer, clip, noise)
+        ridge = 0.7 if optimizer.learning_rate < 0.1 else 0.65
+        return min(near, far - 0.1 + 0.005 * math.log(clip / other_clip) ** 2, ridge), False
+
+    landscape(value)
+    best = forecast_best(PROBLEM, MECHANISM, DPSGD(learning_rate=1.0), num_steps=100)
+    assert best.outcome.value == pytest.approx(0.4, abs=2e-3)
+    assert best.learning_rate == pytest.approx(20.0, rel=0.3)
+
+
 @pytest.mark.parametrize(
     "given, sentence",
     [

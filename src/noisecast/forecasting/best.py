@@ -19,6 +19,7 @@ from noisecast.scenario import Scenario
 from noisecast.table import DIVERGED, EXTRAPOLATED, OK
 
 FLAT = 2e-3  # of the value: cells that differ by less are as good as each other
+NEAR = 0.05  # of the value: a line of the first grid that comes so close to its best is followed
 COARSE_RATE, COARSE_CLIP = math.log(3), math.log(4)  # spacing of the first grid
 FINE_STEPS = (COARSE_RATE / 2, COARSE_RATE / 4)
 MOST_LINES = 20  # of the first grid, in either direction
@@ -66,8 +67,9 @@ def forecast_best(
     """The learning rate and clip norm with the best forecast after num_steps, without training. Non-private.
 
     First a grid with spacings 3 and 4, by forecasts from few examples and time steps; it grows while its best lies at
-    an edge. Around its best then steps by sqrt(3) and 3^(1/4) in either direction, and to the vertex of the parabolas
-    through them, by full forecasts. Along a change of C the learning rate follows the one at which the first step's
+    an edge, and to learning rates that are worse than the lowest, since there may be two valleys. Around its best then
+    steps by sqrt(3) and 3^(1/4) in either direction, and to the vertex of the parabolas through them, by full
+    forecasts. Along a change of C the learning rate follows the one at which the first step's
     pace would use up the loss in T steps,
 
       eta(C) = f(x_0) / (T grad f . u),   u the optimizer's expected first direction,
@@ -169,7 +171,7 @@ class _Search:
             grid |= zip(todo, self._ask("coarse", [self._at(k, j) for k, j in todo]), strict=True)
             # Of cells that all diverge the lowest learning rate: from there the grid grows downwards.
             best = min(grid, key=lambda cell: (*grid[cell].order, cell))
-            todo = self._beyond(best, ks, js, grid)
+            todo = self._beyond(best, ks, js, grid) or self._unfinished(js, grid)
         return self._at(*best)
 
     def refined(self, start: _Point) -> BestForecast:
@@ -235,6 +237,32 @@ class _Search:
             js.append(min(js) - 1 if j == min(js) else max(js) + 1)
             return [(near, js[-1]) for near in (k - 1, k, k + 1)]
         return []
+
+    def _unfinished(self, js: list[int], grid: dict) -> list[tuple[int, int]]:
+        """Where a second valley may lie, beyond what is higher than the best: cells to look at next.
+
+        At higher learning rates common features overshoot, which costs at first, and rare ones go on learning: a line
+        ends where it is worse than its lowest learning rate. At other clip norms that may cost less: an outermost line
+        is followed where it comes close to the best and is still on its way down.
+        """
+        todo = []
+        if self.rates.is_open:
+            for j in js:
+                ks = [k for k, line in grid if line == j]
+                if len(ks) < MOST_LINES and grid[max(ks), j].order < grid[min(ks), j].order:
+                    todo.append((max(ks) + 1, j))
+        if self.clips.is_open and len(js) < MOST_LINES:
+            best = min(grid.values(), key=lambda outcome: outcome.order)
+            for j, inward, outward in ((min(js), 1, -1), (max(js), -1, 1)):
+                on_line = [k for k, line in grid if line == j and (k, j + inward) in grid]
+                ks = [
+                    k for k in on_line
+                    if best.lead_over(grid[k, j]) <= NEAR and grid[k, j].lead_over(grid[k, j + inward]) >= NEAR / 2
+                ]  # fmt: skip
+                if ks:
+                    js.append(j + outward)
+                    todo += [(k, js[-1]) for k in sorted({near for k in ks for near in (k - 1, k, k + 1)})]
+        return todo
 
     def _ask(self, setting: str, points: Sequence[_Point]) -> list[Outcome]:
         new = [point for point in dict.fromkeys(points) if (setting, point) not in self.tried]

@@ -83,8 +83,10 @@ class Closure:
       covariance: (mean, covariance of g, memory) -> Cov u; (d,), (d, d) -> (d, d).
       variance: (law, memory) -> Var u; (d,).
       memory: (memory, law, step, num_steps) -> what the optimizer remembers after num_steps more; None at the start.
+      gain_share: (law, memory, step, num_steps) -> E u in those steps over that of `response`; () or (d,).
       noise_share: (step, num_steps) -> noise of those steps over that of num_steps independent directions; ().
-      lag: steps by which directions lag behind gradients; () >= 0.
+      lag: steps by which directions lag behind gradients in the long run; () >= 0.
+      lag_of: (step, num_steps) -> the lag in the middle of those steps; ().
       is_linear: whether directions are linear in gradients, so that no ratio of step to noise is too large.
       feels_shape: whether directions are signs, which feel more of a batch's law than mean and variance.
       quadratic: its own recursion on quadratics; None: the one step above, coordinate by coordinate.
@@ -95,8 +97,10 @@ class Closure:
     covariance: Callable[[Array, Array, Any], Array]
     variance: Callable[[GradientLaw, Any], Array]
     memory: Callable[[Any, GradientLaw, int, int], Any] = lambda memory, law, step, num_steps: None
+    gain_share: Callable[[GradientLaw, Any, int, int], Array] = lambda law, memory, step, num_steps: 1.0
     noise_share: Callable[[int, int], float] = lambda step, num_steps: 1.0
     lag: float = 0.0
+    lag_of: Callable[[int, int], float] = lambda step, num_steps: 0.0
     is_linear: bool = False
     feels_shape: bool = False
     quadratic: "QuadraticRecursion | None" = None

@@ -129,7 +129,8 @@ def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
     """u = g/(sqrt v + eps), v the average of E g^2 so far (`advance_second_moment`): a mean field for v_hat.
 
     b1 makes the first steps noisier (`momentum_noise`) and lets directions lag by b1/(1 - b1) steps, which to first
-    order in the learning rate changes nothing else; beyond it see `frozen_steps`. Valid when: b2 >= `LEAST_B2`.
+    order in the learning rate changes nothing else; beyond it see `frozen_steps`. That v_hat knows few gradients at
+    first, among them those that it divides, `few_gradients` tells. Valid when: b2 >= `LEAST_B2`.
 
     >>> closure = adam_closure(b1=0.9, b2=0.999, eps=0.0)
     >>> law = GradientLaw(np.array([3.0]), 0.0, 16.0)
@@ -145,6 +146,10 @@ def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
         start = np.zeros_like(law.mean) if v is None else v
         return advance_second_moment(start, moments, step, num_steps, b2=b2)
 
+    def gain_share(law: GradientLaw, v: Array, step: int, num_steps: int) -> Array:
+        noise_share = np.minimum(law.variance / np.maximum(v, 1e-300), 1.0)
+        return few_gradients(noise_share, step + 1, num_steps, b1=b1, b2=b2)
+
     def covariance(mean: Array, covariance: Array, v: Array) -> Array:
         k = gain(v[: len(mean)])
         return k[:, None] * covariance * k
@@ -154,10 +159,12 @@ def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
         covariance=covariance,
         variance=lambda law, v: gain(v) ** 2 * law.variance,
         memory=memory,
+        gain_share=gain_share,
         noise_share=lambda step, num_steps: (
-            (momentum_noise(step + num_steps, b1=b1) - momentum_noise(step, b1=b1)) / num_steps
+            (momentum_noise(step + num_steps, b1=b1, b2=b2) - momentum_noise(step, b1=b1, b2=b2)) / num_steps
         ),
         lag=b1 / (1 - b1),
+        lag_of=lambda step, num_steps: lag_at(step + (num_steps + 1) / 2, b1=b1),
         quadratic=QuadraticRecursion(AdamMoments.start, partial(quadratic_step, b1=b1, b2=b2, eps=eps)),
         caveat=""
         if b2 >= LEAST_B2
@@ -168,31 +175,68 @@ def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
     )
 
 
-def momentum_noise(num_steps: int, *, b1: float) -> float:
-    """Var(sum_{k < n} m_hat_k) for white noise g_i of variance 1: n without momentum, more early on, then n + constant.
+def lag_at(step: float, *, b1: float) -> float:
+    """sum_i w_i (t - i): by how much m_hat_t is older than g_t, at step t = 1, 2, ...
 
-    sum_k m_hat_k = sum_i w_i g_i, w_i = sum_{k = i}^{n-1} (1 - b1) b1^(k-i)/(1 - b1^(k+1)): the bias correction makes
-    the first gradients count several times. Own derivation.
-
-    >>> momentum_noise(1, b1=0.9), momentum_noise(7, b1=0.0)
-    (1.0, 7.0)
-    >>> round(momentum_noise(10, b1=0.9), 2)
-    15.0
+    >>> lag_at(1, b1=0.9), round(lag_at(10**6, b1=0.9), 6)
+    (0.0, 9.0)
     """
-    known = _momentum_noises(b1)
+    return b1 / (1 - b1) - step * b1**step / (1 - b1**step) if b1 > 0 else 0.0
+
+
+def few_gradients(noise_share: Array, first_step: int, num_steps: int, *, b1: float, b2: float) -> Array:
+    """kappa of E[m_hat_t/sqrt(v_hat_t)] = kappa mu/sqrt(E v_hat), g_i ~ N(mu, s^2), the mean over num_steps; (d,).
+
+        kappa_t = 1 - rho sum_i w_i b_i + (3 rho/2 - 3 rho^2/4) sum_i b_i^2,   rho = s^2/(mu^2 + s^2),
+
+    w_i and b_i the weights that m_hat_t and v_hat_t give g_i: a large g_i is divided by the root that it enlarges, and
+    E v_hat^(-1/2) is more than (E v_hat)^(-1/2). To first order in b_i, own derivation: at t = 1 and rho = 1 it is
+    0.75, exact 0.80. `SMALL_SIGNAL_RESPONSE` is its limit at rho = 1.
+
+    Args:
+      noise_share: rho; (d,) in [0, 1].   first_step: t = 1, 2, ...
+
+    >>> few_gradients(np.array([1.0, 0.0]), 10, 1, b1=0.9, b2=0.999).round(4)
+    array([0.9749, 1.    ])
+    """
+    t = np.arange(first_step, first_step + num_steps, dtype=np.float64)
+    common = (1 - b1) * (1 - b2) / ((1 - b1**t) * (1 - b2**t)) * (1 - (b1 * b2) ** t) / (1 - b1 * b2)
+    squares = float(_weight_of_one(t, b2).mean())
+    return 1 - noise_share * float(common.mean()) + (1.5 * noise_share - 0.75 * noise_share**2) * squares
+
+
+def _weight_of_one(step: Array, b2: float) -> Array:
+    """sum_i b_i^2 of v_hat_t, b_i = (1 - b2) b2^(t - i)/(1 - b2^t)."""
+    return (1 - b2) / (1 + b2) * (1 + b2**step) / (1 - b2**step)
+
+
+def momentum_noise(num_steps: int, *, b1: float, b2: float) -> float:
+    """Var(sum_{t <= n} m_hat_t/sqrt(v_hat_t)) for white noise g_i: n without momentum, else more at first, and n + c.
+
+    sum_{t, t'} sum_i w_ti w_t'i E sqrt(v_hat_t/v_hat_t'), t <= t': the bias correction makes the first gradients count
+    several times, which the later, larger squares that join v_hat dampen. The last factor, with equal weights
+    a_t/a_t' of a_t = E chi_t/sqrt t = 1 - 1/(4 t) + ..., is that with 1/t = sum_i b_i^2. Own derivation.
+
+    >>> momentum_noise(1, b1=0.9, b2=0.999), momentum_noise(7, b1=0.0, b2=0.999)
+    (1.0, 7.0)
+    >>> round(momentum_noise(10, b1=0.9, b2=0.999), 2)
+    14.08
+    """
+    known = _momentum_noises(b1, b2)
     return float(known[min(num_steps, len(known) - 1)] + max(0, num_steps - len(known) + 1))
 
 
 @cache
-def _momentum_noises(b1: float) -> np.ndarray:
+def _momentum_noises(b1: float, b2: float) -> np.ndarray:
     """`momentum_noise` of 0, 1, ... steps, until it grows by one a step."""
     longest = min(math.ceil(16 / (1 - b1)), 2000)
-    weights, totals = np.zeros(longest), [0.0]
-    powers = b1 ** np.arange(longest, dtype=float)
-    for k in range(longest):
-        weights[: k + 1] += (1 - b1) * powers[k::-1] / (1 - b1 ** (k + 1))
-        totals.append(float(weights @ weights))
-    return np.array(totals)
+    step = np.arange(1, longest + 1)
+    age = step[:, None] - step
+    weights = np.where(age >= 0, (1 - b1) * b1 ** np.maximum(age, 0.0) / (1 - b1 ** step[:, None]), 0.0)
+    root = 1 - _weight_of_one(step, b2) / 4
+    earlier_over_later = np.minimum(root, root[:, None]) / np.maximum(root, root[:, None])
+    covariances = weights @ weights.T * earlier_over_later
+    return np.concatenate([[0.0], covariances.cumsum(axis=0).cumsum(axis=1).diagonal()])
 
 
 class AdamMoments(NamedTuple):

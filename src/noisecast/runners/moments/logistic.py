@@ -16,7 +16,7 @@ import numpy as np
 from noisecast.problems.linear import LOGISTIC, LinearModel
 from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import Examples
-from noisecast.runners.moments.forecast import Forecast, collected, time_grid
+from noisecast.runners.moments.forecast import FITTED, OF_A_FIT, Forecast, collected, time_grid
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, between, is_finite, residual_bound
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, chord
@@ -33,7 +33,7 @@ from noisecast.theory.frozen_steps import (
     power_iteration,
 )
 from noisecast.theory.logistic_moments import ClippedExpectations, clipped_expectations
-from noisecast.theory.own_push import OwnPush
+from noisecast.theory.own_push import OwnPush, Pull
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
 ENOUGH = 0.02  # of the loss: a subsample that adds less is large enough
@@ -114,6 +114,7 @@ class _LogisticSolve:
         self.closure: Any = self.optimizer.theory.closure
         self.rows, self.settings = examples.train, settings
         self.split, self.steepest, self.curvature, self.first_move = self.rows.split, 0.0, 0.0, 0.0
+        self.is_fitted = False  # at the step seen last
         self.share = 1.0  # with which examples still hold the weights, on average
         width = self.rows.block.shape[1]
         self.direction = np.full(width, 1 / np.sqrt(width))  # in the block, of the largest curvature
@@ -161,11 +162,12 @@ class _LogisticSolve:
                 if end is not None and is_finite(at):
                     at = self._advance(at, field, step, end - step)
                 last = step
-            recorded = {
-                asked: (found.result()[0], bool(beyond or min(then, self.curvature) > LARGEST_LASTING_STEP))
-                for asked, (found, beyond, then) in seen.items()
-            }
-            subsample_error = seen[max(seen)][0].result()[1]
+            recorded = {}
+            for asked, (found, beyond, then) in seen.items():
+                metrics, subsample_error = found.result()
+                self.is_fitted = metrics["loss"] < FITTED * math.log(2)
+                beyond = beyond or self.is_fitted or min(then, self.curvature) > LARGEST_LASTING_STEP
+                recorded[asked] = metrics, bool(beyond)
         return collected(recorded, subsample_error, self._reasons(at, subsample_error))
 
     def _reasons(self, at: Weights, subsample_error: float) -> list[str]:
@@ -189,6 +191,8 @@ class _LogisticSolve:
                 "fit each other's noise, which the closure takes for independent, and the loss may be off by tens of "
                 "per cent."
             )
+        if self.is_fitted:
+            reasons.append(OF_A_FIT)
         if self._is_short:
             reasons.append(
                 f"{self.num_steps} steps are few beside the {self.closure.lag:.2g} by which the optimizer's directions "
@@ -284,7 +288,8 @@ class _LogisticSolve:
         eta, rest = self.learning_rate, slice(self.split, None)
         memory = self.closure.memory(at.memory, field.law, step, num_steps)
         halfway = self.closure.memory(at.memory, field.law, step, max(1, num_steps // 2))
-        expected, slope = self.closure.response(field.law, halfway)
+        gain_share = self.closure.gain_share(field.law, halfway, step, num_steps)
+        expected, slope = (gain_share * each for each in self.closure.response(field.law, halfway))
         slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
         # Cov u counts the spread of the weights; the linear step counts it too, as eta^2 K J V J K.
         spread = field.jacobian @ around.covariance @ field.jacobian
@@ -294,9 +299,10 @@ class _LogisticSolve:
         noise = self._direction_covariance(field, gain, of_rest, halfway) - gain[:, None] * spread * gain
         rest_noise = np.maximum(of_rest - slope[rest] ** 2 * (law.signal_variance + field.noise_along), 0.0)
         share = self.closure.noise_share(step, num_steps)
-        linear = {"learning_rate": eta, "num_steps": num_steps, "lag": self.closure.lag, "most": SATURATED}
+        lag = self.closure.lag_of(step, num_steps)
+        linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
         return Weights(
-            at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps),
+            at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps, lag),
             advance_covariance(
                 at.covariance,
                 jacobian=field.jacobian,
@@ -345,6 +351,8 @@ class _LogisticSolve:
         rows, eta, found = self.rows, self.learning_rate, field.expectations
         gain = slope[self.split :]
         reach = np.maximum(rows.rest_squared_dot(gain), 1e-30)  # sum_j k_j x_ij^2
+        strength = eta * reach / rows.num_examples
+        own_noise = eta * reach * strength * self.second_share
 
         def forgetting(injected: np.ndarray, start: np.ndarray, now: np.ndarray) -> np.ndarray:
             """The rate lambda of s' = injected - 2 lambda s."""
@@ -355,22 +363,26 @@ class _LogisticSolve:
             num_steps,
             block=field.block_spread,
             rest=field.rest_spread,
-            push_rate=eta * found.slope * reach / rows.num_examples,
+            pull=Pull(
+                rates=(strength * found.first, strength * found.second, strength * found.third),
+                noise=own_noise * found.squared_residual,
+                noise_slope=own_noise * found.squared_slope,
+            ),
             block_rate=forgetting(eta**2 * rows.block_squared_dot(noise), before.block_spread, field.block_spread),
             rest_rate=forgetting(eta**2 * rows.rest_squared_dot(rest_noise), before.rest_spread, field.rest_spread),
             fading_rate=eta * rows.rest_squared_dot(gain**2 * field.jacobian_diag) / reach,
-            own_noise=(eta * reach) ** 2 * self.second_share * found.squared_residual / rows.num_examples,
         )
 
     def _travelled(
-        self, field: _Field, expected: np.ndarray, slope: np.ndarray, offset: np.ndarray, num_steps: int
-    ) -> np.ndarray:
+        self, field: _Field, expected: np.ndarray, slope: np.ndarray, offset: np.ndarray, num_steps: int,
+        lag: float,
+    ) -> np.ndarray:  # fmt: skip
         """eta sum_i (I - eta D J)^i (E u + D J offset), D the `chord` E u/F."""
         stiffness = chord(field.law, expected, slope)
         root, force = np.sqrt(stiffness), expected / stiffness
         if offset.any():
             force = force + self._curve(field, offset)
-        eta, lag = self.learning_rate, self.closure.lag
+        eta = self.learning_rate
         response = krylov_response(
             lambda v: eta * root * self._curve(field, root * v), root * force, num_steps, lag=lag, most=SATURATED
         )
@@ -383,9 +395,8 @@ class _LogisticSolve:
     def _field(self, at: Weights) -> _Field:
         rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
         block_spread, rest_spread = rows.block_spread(at.covariance), rows.rest_spread(at.variance)
-        found = clipped_expectations(
-            rows.dot(at.mean), at.pushed.output_variance(block_spread + rest_spread), rows.labels, self.bound
-        )
+        variance, third_moment = at.pushed.output_variance(block_spread + rest_spread), at.pushed.third_moment
+        found = clipped_expectations(rows.dot(at.mean), variance, rows.labels, self.bound, third_moment)
         found = ClippedExpectations(*(self.fill * part for part in found))  # of the sum over a batch, over B
         mean = rows.mean_of(found.residual)
         jacobian, jacobian_diag = self._jacobian(found.slope, at, block_spread + rest_spread)

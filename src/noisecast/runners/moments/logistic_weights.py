@@ -109,10 +109,10 @@ class LogisticMetrics:
 
     def _outlook(self, data: Rows, at: Weights, pushed: OwnPush | None) -> Outlook:
         alone = data.block_spread(at.covariance) + data.rest_spread(at.variance)
-        variance, held = alone, np.ones(data.num_examples)
-        if pushed is not None:
-            variance, held = pushed.output_variance(alone), pushed.remaining_share(alone)
-        found = logistic_expectations(data.dot(at.mean), variance, data.labels, residual_bound(self.l2_clip_norm, data))
+        pushed = OwnPush.none(data.num_examples) if pushed is None else pushed
+        variance, held = pushed.output_variance(alone), pushed.remaining_share(alone)
+        bound = residual_bound(self.l2_clip_norm, data)
+        found = logistic_expectations(data.dot(at.mean), variance, data.labels, bound, pushed.third_moment)
         return Outlook(found, alone, variance, held)
 
     def _spread(self, data: Rows, at: Weights, seen: Outlook, num_examples: int) -> float:

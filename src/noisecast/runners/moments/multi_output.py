@@ -15,7 +15,7 @@ from scipy import special
 from noisecast.problems.linear import LinearModel
 from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import presence_of
-from noisecast.runners.moments.forecast import Forecast, Metrics, collected, time_grid
+from noisecast.runners.moments.forecast import FITTED, OF_A_FIT, Forecast, Metrics, collected, time_grid
 from noisecast.runners.moments.output_examples import LAWS, OutputExamples, OutputRows
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, chord, sign_response
@@ -135,7 +135,7 @@ class _MultiOutputSolve:
         self.second_share, self.mean_share = self.fill * of_second, of_second - of_both
         self.batch_shapes = self._batch_shapes() if self.closure.feels_shape else None
         self.steepest, self.direction, self.halvings = 0.0, None, 0
-        self.first_loss, self.has_risen, self.is_noise_alone = math.inf, False, False
+        self.first_loss, self.has_risen, self.is_noise_alone, self.is_fitted = math.inf, False, False, False
 
     def _batch_shapes(self) -> list[BatchShape | None] | None:
         """Of every output."""
@@ -163,7 +163,8 @@ class _MultiOutputSolve:
                 optimism, subsample_error = self._subsample_effect(at, field)
                 self.is_noise_alone = self._is_noise_alone(at, field)
                 metrics |= {"loss": metrics["loss"] + optimism}
-                recorded[step] = metrics, beyond or self.is_noise_alone
+                self.is_fitted = metrics["loss"] < FITTED * self.first_loss
+                recorded[step] = metrics, beyond or self.is_noise_alone or self.is_fitted
             if end is not None and at.is_finite:
                 self.halvings = 0 if beyond else halvings  # what explodes bends at any length
                 at = self._advance(at, field, step, end - step)
@@ -199,10 +200,12 @@ class _MultiOutputSolve:
         split, eta = self.split, self.learning_rate
         memory = self.closure.memory(at.memory, field.law, step, num_steps)
         halfway = self.closure.memory(at.memory, field.law, step, max(1, num_steps // 2))
-        expected, slope = self.closure.response(field.law, halfway)
+        gain_share = self.closure.gain_share(field.law, halfway, step, num_steps)
+        expected, slope = (gain_share * each for each in self.closure.response(field.law, halfway))
         slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
         share = self.closure.noise_share(step, num_steps)
-        linear = {"learning_rate": eta, "num_steps": num_steps, "lag": self.closure.lag, "most": SATURATED}
+        lag = self.closure.lag_of(step, num_steps)
+        linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
         covariance = np.stack(
             [
                 advance_covariance(
@@ -223,7 +226,7 @@ class _MultiOutputSolve:
         )
         shared = np.concatenate([np.einsum("aii->i", covariance - at.covariance), (variance - at.variance).sum(axis=1)])
         return _Weights(
-            at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps),
+            at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps, lag),
             covariance,
             variance,
             self._own_damping(at, field, slope[split:], variance, noise, num_steps),
@@ -264,8 +267,9 @@ class _MultiOutputSolve:
         return np.clip(alone / np.maximum(without, 1e-30), 0.0, 1.0).astype(np.float32)
 
     def _travelled(
-        self, field: _Field, expected: np.ndarray, slope: np.ndarray, offset: np.ndarray, num_steps: int
-    ) -> np.ndarray:
+        self, field: _Field, expected: np.ndarray, slope: np.ndarray, offset: np.ndarray, num_steps: int,
+        lag: float,
+    ) -> np.ndarray:  # fmt: skip
         """eta sum_i (I - eta D J)^i D (F + J offset), D the `chord` E u/F."""
         stiffness = chord(field.law, expected, slope)
         root, force = np.sqrt(stiffness), expected / stiffness
@@ -281,7 +285,7 @@ class _MultiOutputSolve:
             operator,
             (root * force).ravel(),
             num_steps,
-            lag=self.closure.lag,
+            lag=lag,
             tolerance=5e-3,
             max_iterations=most,
             most=SATURATED,
@@ -475,6 +479,8 @@ class _MultiOutputSolve:
             )
         if self.has_risen:
             reasons.append("The forecast loss rises to more than twice its start: time steps may be too coarse for it.")
+        if self.is_fitted:
+            reasons.append(OF_A_FIT)
         if self.is_noise_alone:
             reasons.append(
                 f"Fluctuations of the weights make more than {NOISE_ALONE:.0%} of the loss. They are taken to be "

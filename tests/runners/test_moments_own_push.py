@@ -1,0 +1,60 @@
+"""More features than rows: examples fit each other's noise, and their outputs are skew."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from noisecast import DPSGD, DPAdam, Poisson, SampledGaussian, Scenario, answer, linear_model
+from noisecast.problems.datasets import Dataset
+from noisecast.runners import Training
+from noisecast.runners.moments import Moments, logistic
+from noisecast.theory.own_push import OwnPush
+
+SEED_DATA, SEED_TRAINING = 640_401, 640_402
+
+
+def wide_texts(num_examples=700, num_words=1500):
+    rng = np.random.default_rng(SEED_DATA)
+    present = rng.random((num_examples, num_words)) < rng.uniform(0.01, 0.12, (num_examples, 1))
+    margin = present @ rng.normal(size=num_words)
+    margin = 1.5 * (margin - margin.mean()) / margin.std()
+    labels = (rng.random(num_examples) < 1 / (1 + np.exp(-margin))).astype(np.int32)
+    return linear_model(Dataset("wide", scipy.sparse.csr_array(present.astype(np.float32)), labels, ("no", "yes")))
+
+
+@pytest.mark.parametrize("optimizer", [DPSGD(learning_rate=3.0), DPAdam(learning_rate=0.009)])
+def test_skew_outputs_are_forecast(monkeypatch, optimizer):
+    """The final loss, which a forecast with Gaussian outputs puts too low."""
+    problem = wide_texts()
+    sampler = Poisson.for_batch_size(64, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=0.25, sampler=sampler)
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=500)
+    seeds = range(SEED_TRAINING, SEED_TRAINING + 192)
+    table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[500])
+    losses = table[(table.metric == "loss") & (table.step == 500)].value
+    found = Moments().forecast(scenario, [500]).metrics["loss"][-1]
+    monkeypatch.setattr(OwnPush, "_skewed", lambda self, moved, *a, **named: moved)
+    gaussian = Moments().forecast(scenario, [500]).metrics["loss"][-1]
+    off, off_gaussian = found / losses.mean() - 1, gaussian / losses.mean() - 1
+    print(f"\n{off:+.4f}, Gaussian {off_gaussian:+.4f}, trained ±{losses.sem() / losses.mean():.4f}")
+    assert abs(off) < 0.035
+    assert off_gaussian < off - 0.02
+
+
+def test_few_examples_far_out_are_said():
+    """Classes that can be told apart: what is left of the loss is nothing that a Gaussian knows."""
+    rng = np.random.default_rng(SEED_DATA)
+    features = rng.normal(size=(300, 5)).astype(np.float32)
+    labels = (features[:, 0] > 0).astype(np.int32)
+    features[:, 0] += 3 * (2 * labels - 1)
+    mechanism = SampledGaussian(noise_multiplier=0.1, l2_clip_norm=1.0, sampler=Poisson.for_batch_size(64, 300))
+    for classes in (2, 3):
+        names = tuple("abc"[:classes])
+        data = Dataset("apart", features, labels, names)
+        scenario = Scenario(
+            problem=linear_model(data), mechanism=mechanism, optimizer=DPSGD(learning_rate=1.0), num_steps=300
+        )
+        found = Moments().forecast(scenario, [0, 300])
+        assert found.metrics["loss"][-1] < 0.02 and found.extrapolated.tolist() == [False, True]
+        assert any("Less than 3%" in reason for reason in found.reasons)
+    assert logistic.FITTED == 0.03
