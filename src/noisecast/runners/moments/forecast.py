@@ -8,7 +8,7 @@ import numpy as np
 from noisecast.scenario import Scenario
 
 Metrics = dict[str, float]
-FITTED = 0.03  # of the loss at the start: what is left then is made far out in the examples' laws, where none is known
+FITTED = 0.05  # of the loss at the start: what is left then is made far out in the examples' laws, where none is known
 OF_A_FIT = (
     f"Less than {FITTED:.0%} of the loss at the start is left: few examples make it, far out in the laws of their "
     "outputs, which are taken for Gaussian; it may be off by tens of per cent."

@@ -46,6 +46,7 @@ MOST_SETTLING, SETTLED = 4, 0.1  # fields looked at for a middle that leads to i
 POWERS = 3  # of the curvature a time step
 LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the way: steps overshoot
 LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
+LARGEST_LASTING_MOVE = 1.5  # of the logits by a step later on, on average: no path is made of such steps
 LARGEST_LASTING_STEP = 1.2  # eta times the largest curvature of all: where it is no passing one
 
 
@@ -114,7 +115,7 @@ class _LogisticSolve:
         self.closure: Any = self.optimizer.theory.closure
         self.rows, self.settings = examples.train, settings
         self.split, self.steepest, self.curvature, self.first_move = self.rows.split, 0.0, 0.0, 0.0
-        self.is_fitted = False  # at the step seen last
+        self.is_fitted, self.move = False, 0.0  # at the step seen last
         self.share = 1.0  # with which examples still hold the weights, on average
         width = self.rows.block.shape[1]
         self.direction = np.full(width, 1 / np.sqrt(width))  # in the block, of the largest curvature
@@ -184,6 +185,11 @@ class _LogisticSolve:
         if self.first_move > LARGEST_MOVE:
             reasons.append(
                 f"The first step alone moves the logits by {self.first_move:.2g}: what follows is no small step either."
+            )
+        if self.move > LARGEST_LASTING_MOVE:
+            reasons.append(
+                f"Every step moves the logits by {self.move:.2g} by chance, at random: the mean loss is made of jumps, "
+                "and may be off by tens of per cent."
             )
         if self.share < LEAST_SHARE:
             reasons.append(
@@ -429,6 +435,7 @@ class _LogisticSolve:
             return True
         memory = self.closure.memory(at.memory, field.law, step, 1)
         gain = self.closure.response(field.law, memory)[1]
+        self.move = self._move(field, gain, memory) if step else 0.0
         curvature = np.concatenate([np.diag(field.jacobian)[: self.split], field.jacobian_diag])
         self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * curvature)))
         self.curvature = self.learning_rate * self._largest_curvature(field, gain)
@@ -438,7 +445,17 @@ class _LogisticSolve:
         self.share = float(at.pushed.remaining_share(field.block_spread + field.rest_spread).mean())
         too_small = self.rows.num_examples < FEWEST_EXAMPLES or self.bound.min() < SMALLEST_BOUND
         too_far = self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self.share < LEAST_SHARE
-        return bool(too_far or self._is_short or too_small)
+        return bool(too_far or self._is_short or too_small or self.move > LARGEST_LASTING_MOVE)
+
+    def _move(self, field: _Field, gain: np.ndarray, memory: Any) -> float:
+        """By how much a step moves the logits by chance; a step that averages gradients by that of what they average,
+        less what is averaged out.
+        """
+        law = field.law.at(slice(self.split, None))
+        of_rest = self.closure.variance(law, None if memory is None else memory[self.split :])
+        of_block = self._direction_covariance(field, self._gain_in_block(gain), of_rest, memory)
+        variance = self.rows.block_spread(of_block) + self.rows.rest_squared_dot(of_rest)
+        return self.learning_rate * math.sqrt(float(variance.mean()) / (1 + 2 * self.closure.lag))
 
     def _largest_curvature(self, field: _Field, gain: np.ndarray) -> float:
         """Of the optimizer's drift: in the block by a power iteration that goes on from step to step, since correlated
