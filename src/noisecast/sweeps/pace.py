@@ -1,6 +1,5 @@
 """How far a sweep is, and how long it will take still."""
 
-import time
 from collections.abc import Sequence
 
 from noisecast.sweeps.tasks import Task
@@ -18,20 +17,8 @@ class Pace:
         self.num_finished = 0
         self._left = list(tasks)
         self._at_once, self._share_before = at_once, share_done
-        self._work = sum(task.work for task in tasks)
-        self._began = time.monotonic()
+        self.share = share_done if self._left else 1.0  # of the whole sweep's expected time; it never falls
         self._seen: dict[tuple, tuple[float, float]] = {}  # kind: (work, seconds)
-
-    @property
-    def share(self) -> float:
-        """Of the whole sweep's expected time, 0 to 1."""
-        if not self._left:
-            return 1.0
-        spent = sum(seconds for _, seconds in self._seen.values())
-        if not spent:
-            return self._share_before
-        now = spent / (spent + self._seconds_of(self._left))
-        return self._share_before + (1 - self._share_before) * now
 
     @property
     def seconds_left(self) -> float | None:
@@ -41,11 +28,14 @@ class Pace:
         return self._seconds_of(self._left) / min(self._at_once, max(len(self._left), 1))
 
     def finished(self, task: Task, seconds: float) -> None:
-        """One task less."""
+        """One task less. Where the first of a slow kind makes the rest longer than thought, the share waits for it."""
         self._left.remove(task)
         self.num_finished += 1
         work, before = self._seen.get(task.kind, (0.0, 0.0))
         self._seen[task.kind] = work + task.work, before + seconds
+        spent = sum(each for _, each in self._seen.values())
+        now = spent / max(spent + self._seconds_of(self._left), 1e-300)
+        self.share = max(self.share, self._share_before + (1 - self._share_before) * now) if self._left else 1.0
 
     def _seconds_of(self, tasks: Sequence[Task]) -> float:
         rates = {kind: seconds / work for kind, (work, seconds) in self._seen.items()}

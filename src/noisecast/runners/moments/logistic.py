@@ -188,8 +188,8 @@ class _LogisticSolve:
             )
         if self.move > LARGEST_LASTING_MOVE:
             reasons.append(
-                f"Every step moves the logits by {self.move:.2g} by chance, at random: the mean loss is made of jumps, "
-                "and may be off by tens of per cent."
+                f"Every step moves the logits by {self.move:.2g} by chance: their law is made of jumps, and the loss may "
+                "be off by a tenth and more."
             )
         if self.share < LEAST_SHARE:
             reasons.append(
