@@ -1,4 +1,4 @@
-"""The forecast on generated data: seventeen kinds of features, two classes, trained until each mean loss is known.
+"""The forecast on generated data: twenty-one kinds of features, two classes, trained until each mean loss is known.
 
   python -m benchmarks.forecast_generated
   python -m benchmarks.forecast_generated wide,zipf-counts --most-seeds 2048 --output cells.csv
@@ -142,14 +142,47 @@ def long_binary(rng: np.random.Generator) -> Features:
     return scipy.sparse.csr_array((_words(rng, 12_000, 6000) > 0).astype(np.float32))
 
 
+def rare_label(rng: np.random.Generator) -> Features:
+    """Forty correlated columns of size 1; one row in thirty has the second label."""
+    raw = rng.normal(size=(4000, 40)) @ rng.normal(size=(40, 40)) + rng.normal(size=(4000, 40))
+    return raw / raw.std(axis=0)
+
+
+def repeated_rows(rng: np.random.Generator) -> Features:
+    """A hundred and fifty different rows, each one to sixty times."""
+    rows = np.repeat(rng.normal(size=(150, 50)), rng.integers(1, 61, 150), axis=0) / 5
+    return rows[rng.permutation(len(rows))]
+
+
+def click_log(rng: np.random.Generator) -> Features:
+    """Nine columns of categories, up to four hundred each, frequent and rare, and four counts; one click in eight."""
+    columns: list[np.ndarray] = []
+    for levels in (4, 7, 24, 30, 60, 120, 200, 300, 400):
+        frequency = 1 / (np.arange(levels) + 1.0)
+        columns.append(np.eye(levels)[rng.choice(levels, 4000, p=frequency / frequency.sum())])
+    counts = np.log1p(rng.negative_binomial(0.6, 0.08, size=(4000, 4)))
+    return scipy.sparse.csr_array(np.hstack([*columns, counts]).astype(np.float32))
+
+
+def raw_columns(rng: np.random.Generator) -> Features:
+    """Thirty columns of size 1 around 5."""
+    return 5 + rng.normal(size=(2000, 30))
+
+
 KINDS: dict[str, Callable[[np.random.Generator], Features]] = {
     make.__name__.replace("_", "-"): make
     for make in (
         binary, one_factor, five_factors, positive, standardised, copies, zipf_counts, zipf_binary, wide, scales,
-        tf_idf, one_hot, table, small_table, pixels, heavy_tails, long_binary,
+        tf_idf, one_hot, table, small_table, pixels, heavy_tails, long_binary, rare_label, repeated_rows, click_log,
+        raw_columns,
     )
 }  # fmt: skip
-OFFSETS = {"one-hot": -2.5, "heavy-tails": -2.0}  # of the margins: labels of unequal number
+OFFSETS = {
+    "one-hot": -2.5,
+    "heavy-tails": -2.0,
+    "rare-label": -4.5,
+    "click-log": -2.6,
+}  # of the margins: labels of unequal number
 
 
 @app.default
