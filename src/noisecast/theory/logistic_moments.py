@@ -30,6 +30,12 @@ class ClippedExpectations(NamedTuple):
     third: Array
     squared_slope: Array
 
+    def felt(self, share: Array) -> "ClippedExpectations":
+        """With derivatives as an optimizer feels them that answers to some examples less than to others; (n,)."""
+        return self._replace(
+            slope=share * self.slope, first=share * self.first, second=share * self.second, third=share * self.third
+        )
+
 
 class LogisticExpectations(NamedTuple):
     """What is seen of an example with the logit z; (n,) each.

@@ -419,7 +419,7 @@ class _LogisticSolve:
         if self.batch_shape is not None:
             of_one = found.residual / self.fill, found.squared_residual / self.fill
             law, felt = self.batch_shape.seen_by_sign(law, *of_one, found.slope)
-            found = found._replace(slope=felt * found.slope)
+            found = found.felt(felt)
             jacobian, jacobian_diag = self._jacobian(found.slope, at, block_spread + rest_spread)
         return _Field(found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise_along, noise + spread, law)
 
