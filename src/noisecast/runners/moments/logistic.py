@@ -188,8 +188,8 @@ class _LogisticSolve:
             )
         if self.move > LARGEST_LASTING_MOVE:
             reasons.append(
-                f"Every step moves the logits by {self.move:.2g} by chance: their law is made of jumps, and the loss may "
-                "be off by several per cent."
+                f"Every step moves the logits by {self.move:.2g} by chance: their law is made of jumps, and the loss "
+                "may be off by several per cent."
             )
         if self.share < LEAST_SHARE:
             reasons.append(
