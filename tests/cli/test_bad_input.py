@@ -1,5 +1,6 @@
 """Every bad input: exit status 2, one sentence on standard error, no traceback, nothing half-written."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from cli_inputs import ACCOUNT, SCENARIO, TRAIN, rows, with_option
 
-from noisecast.cli import main
+from noisecast.cli import _os_sentence, main
 from noisecast.ledger import PrivacyLedger
 
 
@@ -259,3 +260,15 @@ def test_errors_of_our_own_keep_their_traceback(folder, monkeypatch):
     monkeypatch.setattr(command, "load_file", broken)
     with pytest.raises(TypeError, match="a bug"):
         main(TRAIN)
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "store"), "store: No space left on device; make room there or"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; make room on the disk or choose"),
+        (OSError(errno.EROFS, "Read-only file system", "store"), "store: Read-only file system; choose another place"),
+    ],
+)
+def test_room_is_asked_for_where_room_is_lacking(error, said):
+    assert _os_sentence(error).startswith(said)

@@ -171,6 +171,7 @@ def test_three_mistakes_are_reported_at_once(ask):
         ('"quadratic"', '"quadritic"', "did you mean 'quadratic'?"),
         ("hessian_diag = [2.0, 1.0]", "", "got no num_params and no hessian_value"),
         ("hessian_diag = [2.0, 1.0]", "hessian_diag = [2.0, nan]", "hessian_diag[1]"),
+        ("initial_params = 0.1", "initial_params = 0.1\nnum_params = 7", "num_params = 2, as many as hessian_diag has"),
         ("initial_params = 0.1", "initial_params = [1, 2, 3]", "initial_params with 2 numbers"),
         ("initial_params = 0.1", 'initial_params = "a"', "a finite number, a list of them"),
         ("[0.5, 1.0]", "[0.5, 0.5]", "distinct values"),

@@ -192,6 +192,7 @@ EPOCHS = "num_epochs = 5"
         (IRIS, IRIS.replace("[problem]", "[[problem]]") * 2, "got [[problem]] number 2 twice; leave one out."),
         (IRIS, f"[[problem]]{QUADRATIC}[[problem]]\nkind = 'bundled'\nname = 'iris'\n", "no epochs, got num_epochs"),
         (IRIS, IRIS.replace('"iris"', '"irs"'), "(meant: 'iris'?)"),
+        (ADAM, ADAM * 2, "Expected distinct optimizers, got [[optimizer]] number 3 twice; leave one out."),
         (SGD + ADAM, SGD.replace("[[optimizer]]", "[optimizer]"), "[[optimizer]], got one in single brackets; double"),
         (WHOLE, "num_seeds = 2\n" + WHOLE + TUNING, "no num_seeds beside [tuning]"),
         (WHOLE, "insecure_seeds = [2]\n" + WHOLE + TUNING, "no insecure_seeds"),

@@ -147,6 +147,13 @@ def test_the_key_is_its_owners_alone_and_damage_to_it_is_told(store):
         run_sweep(questions(3, num_seeds=2), store, workers=0)
 
 
+def test_a_lost_key_is_told_and_none_is_made_in_its_place(store):
+    (store / "key").unlink()
+    with pytest.raises(ValueError, match="but it is lost: they cannot be continued"):
+        run_sweep(questions(3, num_seeds=2), store, workers=0)
+    assert not (store / "key").exists()
+
+
 def test_a_lost_manifest_is_written_anew(store):
     (store / "manifest.json").unlink()
     run_sweep(questions(3, num_seeds=2), store, workers=0)

@@ -1,6 +1,7 @@
 """The command line: a command parses, calls and prints. One file a command, imported when it is asked for."""
 
 import difflib
+import errno
 import inspect
 import os
 import signal
@@ -169,7 +170,9 @@ def _os_sentence(error: OSError) -> str:
     from noisecast.files import reason_of
 
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{reason_of(error)}; make room there or choose another place, and try again."
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    room = f"make room {'there' if where else 'on the disk'} or " if is_full else ""
+    return f"{where}{reason_of(error)}; {room}choose another place, and try again."
 
 
 def _missing_extra(error: BaseException | None) -> str | None:

@@ -115,7 +115,9 @@ def _optimizers(tables: Tables, mistakes: list[str]) -> tuple[OptimizerTable, ..
         got = "one in single brackets; double them." if isinstance(found, dict) else "none; add one."
         mistakes.append(f"Expected one or more tables [[optimizer]], got {got}")
         found = [found] if isinstance(found, dict) else []
-    checks = [
-        checked(OptimizerTable, table, where, mistakes) for where, table in located("optimizer", {"optimizer": found})
-    ]
+    tables = located("optimizer", {"optimizer": found})
+    for number, (where, table) in enumerate(tables):
+        if table in [before for _, before in tables[:number]]:
+            mistakes.append(f"Expected distinct optimizers, got {bare(where)} twice; leave one out.")
+    checks = [checked(OptimizerTable, table, where, mistakes) for where, table in tables]
     return tuple(optimizer for optimizer in checks if optimizer is not None)

@@ -100,6 +100,11 @@ def _synthetic_contradictions(tables: Tables, where: str, problem: dict) -> Iter
             f"got no {' and no '.join(absent)}; add what is missing."
         )
     diag, start = problem.get("hessian_diag"), problem.get("initial_params")
+    if isinstance(diag, list) and "num_params" in problem and problem["num_params"] != len(diag):
+        yield (
+            f"Expected {where}num_params = {len(diag)}, as many as hessian_diag has, or none beside it, "
+            f"got {problem['num_params']}; leave it out."
+        )
     if isinstance(diag, list) and isinstance(start, list) and len(start) != len(diag):
         yield f"Expected {where}initial_params with {len(diag)} numbers, as many as hessian_diag, got {len(start)}."
     if "num_epochs" in tables:

@@ -113,8 +113,10 @@ class Store:
         """Where the noise of this store's runs comes from; drawn from the operating system once.
 
         Kept, so that a resumed run is the run that it would have been. Whoever reads it can take the noise away.
+
+        Raises: ValueError: it is lost, and runs were made from it, or damaged.
         """
-        if not (self.folder / "key").exists():
+        if not (self.folder / "key").exists() and not self.has_begun:
             with written_whole(self.folder / "key", secret=True) as temporary:
                 temporary.write_bytes(RandomRoot.from_os_entropy().secret)
         return self.kept_root()
@@ -126,7 +128,10 @@ class Store:
         """
         path = self.folder / "key"
         if not path.exists():
-            raise ValueError(f"Expected {path}, from which the runs of this store were made; it is lost, and they are.")
+            raise ValueError(
+                f"Expected {path}, from which the runs of this store were made, but it is lost: they cannot be "
+                "continued; use a new folder."
+            )
         secret = path.read_bytes()
         if len(secret) != 32:
             raise ValueError(f"{path} is damaged: its runs cannot be continued; use a new folder.")
