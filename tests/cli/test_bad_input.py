@@ -265,7 +265,10 @@ def test_errors_of_our_own_keep_their_traceback(folder, monkeypatch):
 @pytest.mark.parametrize(
     "error, said",
     [
-        (OSError(errno.ENOSPC, "No space left on device", "store"), "store: No space left on device; make room there or"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "store"),
+            "store: No space left on device; make room there or",
+        ),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; make room on the disk or choose"),
         (OSError(errno.EROFS, "Read-only file system", "store"), "store: Read-only file system; choose another place"),
     ],
