@@ -115,9 +115,9 @@ def _optimizers(tables: Tables, mistakes: list[str]) -> tuple[OptimizerTable, ..
         got = "one in single brackets; double them." if isinstance(found, dict) else "none; add one."
         mistakes.append(f"Expected one or more tables [[optimizer]], got {got}")
         found = [found] if isinstance(found, dict) else []
-    tables = located("optimizer", {"optimizer": found})
-    for number, (where, table) in enumerate(tables):
-        if table in [before for _, before in tables[:number]]:
+    given = located("optimizer", {"optimizer": found})
+    for number, (where, table) in enumerate(given):
+        if table in [before for _, before in given[:number]]:
             mistakes.append(f"Expected distinct optimizers, got {bare(where)} twice; leave one out.")
-    checks = [checked(OptimizerTable, table, where, mistakes) for where, table in tables]
+    checks = [checked(OptimizerTable, table, where, mistakes) for where, table in given]
     return tuple(optimizer for optimizer in checks if optimizer is not None)
