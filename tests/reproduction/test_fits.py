@@ -51,6 +51,14 @@ def test_what_falls_has_no_power():
     assert math.isnan(power_law(X, np.outer(1 + 1 / X, [1.0, 1.001])).value)
 
 
+def test_a_power_at_a_limit_of_the_search_has_an_open_interval():
+    levels_off, explodes = (
+        power_law(X, np.outer(grown, [0.999, 1.001, 1.0])) for grown in (1 - 0.01 / X**2, 0.1 + X**6)
+    )
+    assert (levels_off.value, levels_off.low) == (-1.0, -math.inf) and levels_off.high < 0
+    assert (explodes.value, explodes.high) == (4.0, math.inf) and explodes.low > 3
+
+
 def test_no_crossing_is_not_a_number():
     a = np.outer(X, [1.0, 1.1])
     assert math.isnan(crossing(X, a, 2 * a).value)

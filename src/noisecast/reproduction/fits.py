@@ -128,7 +128,9 @@ def power_law(x: np.ndarray, values: np.ndarray) -> Estimate:
         best = int(np.argmin(((wanted - hats @ wanted) ** 2).sum(axis=1)))
         return float(POWERS[best]) if offset_fit(x, sample.mean(axis=1), POWERS[best])[1] > 0 else math.nan
 
-    return bootstrap(power, values)
+    found = bootstrap(power, values)
+    low = -math.inf if found.low <= POWERS[0] else found.low
+    return found._replace(low=low, high=math.inf if found.high >= POWERS[-1] else found.high)
 
 
 POWERS = np.linspace(-1, 4, 501)
