@@ -19,6 +19,7 @@ Array = Any
 # The response of u = m_hat/sqrt(v_hat) to a small signal, E u = kappa mu/s, and the long-run variance omega of u,
 # simulated: (b1, b2) -> (kappa, omega/kappa). b1 = b2 = 0 is DP-SignSGD, (sqrt(2/pi), sqrt(pi/2)); as b2 -> 1 both
 # tend to 1. The floor on any quadratic is (omega/kappa) eta d s/(4 h), the rate 2 kappa h lambda/s.
+MOST_LOOKS = 1000  # of a mean over steps
 LEAST_B2 = 0.9  # of the second moment's average, for the mean field
 SMALL_SIGNAL_RESPONSE = {
     (0.0, 0.0): (0.7979, 1.2533),
@@ -199,7 +200,8 @@ def few_gradients(noise_share: Array, first_step: int, num_steps: int, *, b1: fl
     >>> few_gradients(np.array([1.0, 0.0]), 10, 1, b1=0.9, b2=0.999).round(4)
     array([0.9749, 1.    ])
     """
-    t = np.arange(first_step, first_step + num_steps, dtype=np.float64)
+    looks = min(num_steps, MOST_LOOKS)  # each step, or in the middle of as many equal parts
+    t = first_step - 0.5 + (np.arange(looks) + 0.5) * (num_steps / looks)
     common = (1 - b1) * (1 - b2) / ((1 - b1**t) * (1 - b2**t)) * (1 - (b1 * b2) ** t) / (1 - b1 * b2)
     squares = float(_weight_of_one(t, b2).mean())
     return 1 - noise_share * float(common.mean()) + (1.5 * noise_share - 0.75 * noise_share**2) * squares
