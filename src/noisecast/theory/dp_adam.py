@@ -15,12 +15,12 @@ from noisecast.theory.closures import Closure, GradientLaw, QuadraticRecursion
 from noisecast.theory.optimizer_theory import GradientMoments, OptimizerTheory
 
 Array = Any
+LEAST_B2 = 0.9  # of the second moment's average, for the mean field
+MOST_LOOKS = 1000  # of a mean over steps
 
 # The response of u = m_hat/sqrt(v_hat) to a small signal, E u = kappa mu/s, and the long-run variance omega of u,
 # simulated: (b1, b2) -> (kappa, omega/kappa). b1 = b2 = 0 is DP-SignSGD, (sqrt(2/pi), sqrt(pi/2)); as b2 -> 1 both
 # tend to 1. The floor on any quadratic is (omega/kappa) eta d s/(4 h), the rate 2 kappa h lambda/s.
-MOST_LOOKS = 1000  # of a mean over steps
-LEAST_B2 = 0.9  # of the second moment's average, for the mean field
 SMALL_SIGNAL_RESPONSE = {
     (0.0, 0.0): (0.7979, 1.2533),
     (0.0, 0.9): (0.948, 0.972),
