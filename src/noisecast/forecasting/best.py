@@ -161,6 +161,7 @@ class _Search:
         ]
         self.tried: dict[tuple[str, _Point], Outcome] = {}
         self.reasons: list[str] = []
+        self.flat_towards = 0  # the side on which the first grid found clip norms without effect
 
     def coarse(self) -> _Point:
         """The best of a grid that grows while its best lies at an edge."""
@@ -228,8 +229,7 @@ class _Search:
             inward = j + 1 if j == min(js) else j - 1
             inner = [grid[key] for key in ((k - 1, inward), (k, inward), (k + 1, inward)) if key in grid]
             if inner and grid[best].lead_over(min(inner, key=lambda outcome: outcome.order)) <= FLAT:
-                which = "Smaller" if j == min(js) else "Larger"
-                self.reasons.append(f"{which} clip norms do as well: they change the forecast by less than {FLAT:.1%}.")
+                self.flat_towards = -1 if j == min(js) else 1
                 return []
             if len(js) >= MOST_LINES:
                 self.reasons.append("The best clip norm lies at the edge of what was tried; give l2_clip_norms.")
@@ -254,11 +254,12 @@ class _Search:
         if self.clips.is_open and len(js) < MOST_LINES:
             best = min(grid.values(), key=lambda outcome: outcome.order)
             for j, inward, outward in ((min(js), 1, -1), (max(js), -1, 1)):
-                on_line = [k for k, line in grid if line == j and (k, j + inward) in grid]
-                ks = [
-                    k for k in on_line
-                    if best.lead_over(grid[k, j]) <= NEAR and grid[k, j].lead_over(grid[k, j + inward]) >= NEAR / 2
-                ]  # fmt: skip
+                ks = []
+                for k in (k for k, line in grid if line == j and best.lead_over(grid[k, j]) <= NEAR):
+                    # Rates of two lines are not the same: of a tilted valley the next one is as good.
+                    inner = [grid[near, j + inward] for near in (k - 1, k, k + 1) if (near, j + inward) in grid]
+                    if len(inner) == 3 and all(grid[k, j].lead_over(other) >= NEAR / 2 for other in inner):
+                        ks.append(k)
                 if ks:
                     js.append(j + outward)
                     todo += [(k, js[-1]) for k in sorted({near for k in ks for near in (k - 1, k, k + 1)})]
@@ -299,15 +300,24 @@ class _Search:
                 f"Expected a learning rate at which {self.scenario.optimizer.name} is forecast to converge, got none "
                 f"among the {len(self.tried)} cells tried; give a lower range of learning_rates."
             )
+        beside = self._moved(best, self.flat_towards * COARSE_CLIP, 1)
+        if self.flat_towards and outcome.lead_over(self._ask("full", [beside])[0]) <= FLAT:
+            which = "Smaller" if self.flat_towards < 0 else "Larger"
+            self.reasons.append(f"{which} clip norms do as well: they change the forecast by less than {FLAT:.1%}.")
         if outcome.status == EXTRAPOLATED:
             self.reasons.append("Even at the best cell the forecast is extrapolated: check it by training.")
-        passed = sum(
-            other.status == EXTRAPOLATED and other.order[1] < outcome.order[1]
+        passed = [
+            other
             for (setting, _), other in self.tried.items()
-            if setting == "full" and outcome.status == OK
-        )
-        if passed:
-            self.reasons.append(f"{passed} cells with a better forecast were passed over because it is extrapolated.")
+            if setting == "full" and other.status == EXTRAPOLATED and other.order[1] < outcome.order[1]
+        ]
+        if passed and outcome.status == OK:
+            best_passed = min(passed, key=lambda other: other.order)
+            why = f" {best_passed.reasons[0]}" if best_passed.reasons else ""
+            self.reasons.append(
+                f"{len(passed)} cells with better forecasts, {best_passed.value:.4g} at best, were passed over because "
+                f"these are extrapolated.{why}"
+            )
         for name, value, bounds in zip(("learning_rate", "l2_clip_norm"), best, self.bounds):
             if bounds is not None and bounds[0] < bounds[1] and min(abs(value - bound) for bound in bounds) < 0.01:
                 self.reasons.append(f"The best {name} lies at the edge of its range; widen {name}s.")
