@@ -1,16 +1,23 @@
 """One example of a binary logistic model under its logit's law: expectations of its loss and clipped gradient.
 
-The law is a Gaussian, and with a third moment mu_3 its first correction (Gram and Charlier):
-E f = E_G[f (1 + mu_3 He_3/(6 std^3))], He_3 of the standardised logit.
+The law is a Gaussian times its first corrections (Gram and Charlier): E f = E_G[f (1 + sum_j gamma_j He_j)], He_j of
+the standardised logit. gamma_3 = mu_3/(6 std^3) of what the example has pushed away itself (`own_push`), gamma_3 to
+gamma_6 of what it shares with all others (`common_swing`).
 """
 
+import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
 
+from noisecast.theory.common_swing import GRID, Swing
+
 Array = Any
+NOTHING_SHARED = np.zeros((4, 1))
+FOLLOWS = 0.55  # correlation with the common swing, up to which a series of eight terms holds
 MOST_SKEW = 0.8  # of a logit: with more, the corrected density is negative where it matters
 
 
@@ -18,7 +25,9 @@ class ClippedExpectations(NamedTuple):
     """What moves the weights: of the residual r(z) clamped to its bound, z a logit; (n,) each.
 
     Args:
-      residual: E r.   slope: Cov(z, r)/Var z, which is E r' of a Gaussian (Stein).   squared_residual: E r^2.
+      residual: E r.   squared_residual: E r^2.
+      slope: Cov(z, r)/Var z, which is E r' of a Gaussian (Stein); of what is shared E r', since other directions of the
+        weights feel no more than that.
       first, second, third: expected derivatives of r.   squared_slope: E (r^2)'. The last three of the Gaussian.
     """
 
@@ -54,7 +63,7 @@ class LogisticExpectations(NamedTuple):
 
 
 def clipped_expectations(
-    mean: Array, variance: Array, labels: Array, bound: Array, third_moment: Array = 0.0
+    mean: Array, variance: Array, labels: Array, bound: Array, third_moment: Array = 0.0, shared: Array = NOTHING_SHARED
 ) -> ClippedExpectations:
     """Of the residual, clamped to the bound, of one example each under its logit z.
 
@@ -63,63 +72,90 @@ def clipped_expectations(
 
     Args:
       mean, variance, third_moment: of the logits, the third about the mean; (n,).   labels: 0 or 1; (n,).
+      shared: gamma_3 to gamma_6 of the common swing; (4, n).
       bound: C/sqrt(|x|^2 + 1); (n,), > 0.
 
     >>> e = clipped_expectations(np.zeros(2), np.ones(2), np.array([0, 1]), np.array([9.0, 0.1]))
     >>> e.residual.round(3)
     array([ 0.5, -0.1])
     """
-    nodes, weights = _hermite(24)
-    side, std, z = _seen_from_its_label(mean, variance, labels, nodes)
+    side, std, z = _seen_from_its_label(mean, variance, labels)
     clamped = np.maximum(_residual(z), -bound.astype(z.dtype)[:, None])
-    cubic = _polynomials(24)[3]
-    square, skew = clamped**2, _skew(third_moment, side, std)
-    r0, r1, r2, r3, r4 = (_average(clamped, weights * polynomial) for polynomial in _polynomials(24))
+    skew = _skew(third_moment, side, std)
+    shape = _shape(shared, skew, side)
+    r, square = _projections(clamped), _projections(clamped**2)
+    first = r[1] + _corrected(shape, r[4:8])
     return ClippedExpectations(
-        residual=side * (r0 + skew * r3),
-        slope=np.maximum((r1 + skew * (r4 + 3 * r2)) / std, 0.0),  # He_1 He_3 = He_4 + 3 He_2
-        squared_residual=np.maximum(_average(square, weights) + skew * _average(square, weights * cubic), 0.0),
-        first=np.maximum((r1 + skew * r4) / std, 0.0),
-        second=side * r2 / std**2,
-        third=r3 / std**3,
-        squared_slope=side * _average(square, weights * nodes) / std,
+        residual=side * (r[0] + _corrected(shape, r[3:7])),
+        slope=np.maximum((first + 3 * skew * r[2]) / std, 0.0),  # He_1 He_3 = He_4 + 3 He_2
+        squared_residual=np.maximum(square[0] + _corrected(shape, square[3:7]), 0.0),
+        first=np.maximum(first / std, 0.0),
+        second=side * r[2] / std**2,
+        third=r[3] / std**3,
+        squared_slope=side * square[1] / std,
     )
 
 
+def residual_given(
+    mean: Array, variance: Array, labels: Array, bound: Array, correlations: Array, swing: Swing
+) -> Array:
+    """E[r | s] - E r of each example at the places s of a common swing, on `GRID`.
+
+    Args:
+      mean, variance, labels, bound: as `clipped_expectations`.   correlations: b, of logit and s; (n,).
+    Returns: (n, 71).
+
+    >>> given = np.zeros(2), np.ones(2), np.ones(2), np.full(2, 9.0)
+    >>> residual_given(*given, np.array([0.5, 0.8]), Swing.gaussian())[:, [25, 45]].round(3)     # s = -2, 2
+    array([[-0.204,  0.204],
+           [-0.316,  0.316]])
+    """
+    side = np.where(labels == 1, 1.0, -1.0)
+    found = _given(
+        lambda z, of: np.maximum(_residual(z), -bound[of, None]), mean, variance, labels, correlations, swing
+    )
+    return side[:, None] * found
+
+
+def loss_given(mean: Array, variance: Array, labels: Array, correlations: Array, swing: Swing) -> Array:
+    """E[softplus | s] - E softplus, as `residual_given`."""
+    return _given(lambda z, of: _loss(z), mean, variance, labels, correlations, swing)
+
+
 def logistic_expectations(
-    mean: Array, variance: Array, labels: Array, bound: Array, third_moment: Array = 0.0
+    mean: Array, variance: Array, labels: Array, bound: Array, third_moment: Array = 0.0, shared: Array = NOTHING_SHARED
 ) -> LogisticExpectations:
     """What is seen of one example each under its logit z; arguments as `clipped_expectations`.
 
-    The share of clipped examples and the accuracy are exact for a Gaussian, the rest is Gauss-Hermite with 24 nodes. A
-    third moment counts in the loss alone.
+    The share of clipped examples and the accuracy are exact for the law, the rest is Gauss-Hermite with 24 nodes.
 
     >>> e = logistic_expectations(np.zeros(2), np.ones(2), np.array([0, 1]), np.array([9.0, 0.1]))
     >>> e.loss.round(3), e.clip_fraction.round(3)
     (array([0.806, 0.806]), array([0.   , 0.986]))
     """
-    nodes, weights = _hermite(24)
-    side, std, z = _seen_from_its_label(mean, variance, labels, nodes)
-    full, loss = _residual(z), np.log1p(np.exp(-np.abs(z))) + np.maximum(-z, 0)
-    skew = _skew(third_moment, side, std)
+    side, std, z = _seen_from_its_label(mean, variance, labels)
+    shape = _shape(shared, _skew(third_moment, side, std), side)
+    loss, full = _projections(_loss(z)), _projections(_residual(z))
     with np.errstate(divide="ignore"):
         threshold = np.where(bound < 1, special.logit(1 - np.minimum(bound, 1.0)), -np.inf)
     exact = np.sqrt(np.maximum(variance, 1e-30))
-    right = np.where((mean == 0) & (variance == 0), labels == 0, special.ndtr(side * mean / exact))  # 0 says class 0
+    right = 1 - _below(-side * mean / exact, shape)
+    right = np.where((mean == 0) & (variance == 0), labels == 0, right)  # 0 says class 0
     return LogisticExpectations(
-        loss=np.maximum(_average(loss, weights) + skew * _average(loss, weights * _polynomials(24)[3]), 0.0),
-        clip_fraction=special.ndtr((threshold - side * mean) / exact),
-        full_residual=side * _average(full, weights),
-        full_slope=np.maximum(_average(full, weights * nodes) / std, 0.0),
+        loss=np.maximum(loss[0] + _corrected(shape, loss[3:7]), 0.0),
+        clip_fraction=_below((threshold - side * mean) / exact, shape),
+        full_residual=side * (full[0] + _corrected(shape, full[3:7])),
+        full_slope=np.maximum((full[1] + _corrected(shape, full[4:8])) / std, 0.0),
         probability_of_right=right,
     )
 
 
-def _seen_from_its_label(mean: Array, variance: Array, labels: Array, nodes: Array) -> tuple[Array, Array, Array]:
+def _seen_from_its_label(mean: Array, variance: Array, labels: Array) -> tuple[Array, Array, Array]:
     """The label's side, the logits' standard deviations, and their nodes with the label's side positive.
 
     Nodes in single precision, in which exponentials take a quarter of the time.
     """
+    nodes, _ = _hermite(24)
     side = np.where(labels == 1, 1.0, -1.0)
     std = np.sqrt(np.maximum(variance, 1e-6))  # Stein's quotient needs some spread; 1e-3 of a logit is none
     return side, std, (side * mean).astype(np.float32)[:, None] + std.astype(np.float32)[:, None] * nodes
@@ -135,8 +171,53 @@ def _residual(z: Array) -> Array:
     return -1 / (1 + np.exp(np.minimum(z, 80)))  # e^89 is more than single precision holds
 
 
-def _average(values: Array, weights: Array) -> Array:
-    return (values @ weights).astype(np.float64)
+def _loss(z: Array) -> Array:
+    return np.log1p(np.exp(-np.abs(z))) + np.maximum(-z, 0)
+
+
+def _given(
+    value: Callable[[Array, Array], Array], mean: Array, variance: Array, labels: Array, correlations: Array,
+    swing: Swing,
+) -> Array:  # fmt: skip
+    """E[f | s] - E f of f(z, examples), z seen with the label's side positive; (n, 71).
+
+    Of an example that follows the swing little, sum_j b^j E_G[f He_j] He_j(s)/j! up to j = 7; of others by
+    Gauss-Hermite with 8 nodes over the rest of its logit, whose steps the swing's own width blurs.
+    """
+    side, std, z = _seen_from_its_label(mean, variance, labels)
+    b, everybody = side * correlations, np.arange(len(side))
+    projections = _projections(value(z, everybody)) * b ** np.arange(8)[:, None]
+    found = projections.T @ _scaled_polynomials()
+    follow = everybody[np.abs(b) > FOLLOWS]
+    if len(follow):
+        nodes, weights = _hermite(8)
+        middle = ((side * mean)[follow, None] + (b * std)[follow, None] * GRID).astype(np.float32)
+        rest = (std * np.sqrt(1 - b**2))[follow, None].astype(np.float32)
+        found[follow] = sum(weight * value(middle + node * rest, follow) for node, weight in zip(nodes, weights))
+    return found - (projections[0] + swing.coefficients @ projections[3:7])[:, None]
+
+
+def _shape(shared: Array, skew: Array, side: Array) -> Array:
+    """gamma_3 to gamma_6, seen with the label's side positive; (4, n)."""
+    even = np.ones_like(side)
+    return shared * np.stack([side, even, side, even]) + np.stack([skew, *3 * [np.zeros_like(side)]])
+
+
+def _corrected(shape: Array, projections: Array) -> Array:
+    """sum_j gamma_j f_j, f_j the projections that belong to gamma_3 to gamma_6; (4, n) each -> (n,)."""
+    return np.einsum("jn,jn->n", shape, projections)
+
+
+def _below(threshold: Array, shape: Array) -> Array:
+    """P(standardised z < t): its density is phi (1 + sum_j gamma_j He_j), and phi He_j integrates to -phi He_(j-1)."""
+    t = np.clip(threshold, -40, 40)
+    tails = np.exp(-(t**2) / 2) / np.sqrt(2 * np.pi) * np.stack([_hermite_polynomial(j, t) for j in (2, 3, 4, 5)])
+    return np.clip(special.ndtr(t) - _corrected(shape, tails), 0.0, 1.0)
+
+
+def _projections(values: Array) -> Array:
+    """E_G[f He_j], j = 0 .. 7, of values at the nodes; (n, 24) -> (8, n)."""
+    return np.ascontiguousarray((values @ _weighted_polynomials().T).T, np.float64)
 
 
 @cache
@@ -147,7 +228,18 @@ def _hermite(order: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def _polynomials(order: int) -> np.ndarray:
-    """He_0 to He_4 at the nodes; (5, order)."""
-    nodes, _ = _hermite(order)
-    return np.stack([np.ones_like(nodes), nodes, nodes**2 - 1, nodes**3 - 3 * nodes, nodes**4 - 6 * nodes**2 + 3])
+def _weighted_polynomials() -> np.ndarray:
+    """He_0 to He_7 at 24 nodes, times their weights; (8, 24)."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(24)
+    polynomials = np.stack([_hermite_polynomial(j, nodes) for j in range(8)])
+    return (polynomials * weights / weights.sum()).astype(np.float32)
+
+
+@cache
+def _scaled_polynomials() -> np.ndarray:
+    """He_0/0! to He_7/7! on `GRID`; (8, 71)."""
+    return np.stack([_hermite_polynomial(j, GRID) / math.factorial(j) for j in range(8)])
+
+
+def _hermite_polynomial(order: int, x: Array) -> Array:
+    return np.polynomial.hermite_e.hermeval(x, np.eye(order + 1)[order])

@@ -64,6 +64,10 @@ class Rows:
         """Components of a vector of all coordinates along the block's columns; (d,) -> (K + 1 + r,)."""
         return np.concatenate([vector[: self.split], vector[self.split :] @ self.joint])
 
+    def from_block(self, components: np.ndarray) -> np.ndarray:
+        """The vector of all coordinates that lies within the block and has these components; (K + 1 + r,) -> (d,)."""
+        return np.concatenate([components[: self.split], self.joint @ components[self.split :]])
+
     def beside(self, vector: np.ndarray) -> np.ndarray:
         """What is left of it in the rest; (d,) -> (p - K,)."""
         rest = vector[self.split :]

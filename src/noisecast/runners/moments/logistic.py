@@ -1,7 +1,8 @@
 """Forecasts of binary logistic models.
 
 Full covariance among the features of most energy, the bias and the directions in which the others move together,
-variances elsewhere; every logit is Gaussian; time runs in growing steps within which the response is linear.
+variances elsewhere. Logits are Gaussian, but for what all have in common (`mean_output`) and what an example's own
+steps push away (`own_push`). Time runs in growing steps within which the response is linear.
 """
 
 import math
@@ -18,8 +19,10 @@ from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import Examples
 from noisecast.runners.moments.forecast import FITTED, OF_A_FIT, Forecast, collected, time_grid
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, between, is_finite, residual_bound
+from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, chord
+from noisecast.theory.common_swing import Swing
 from noisecast.theory.frozen_steps import (
     HALVINGS,
     OVERSHOOTING,
@@ -32,7 +35,7 @@ from noisecast.theory.frozen_steps import (
     largest_stable_step,
     power_iteration,
 )
-from noisecast.theory.logistic_moments import ClippedExpectations, clipped_expectations
+from noisecast.theory.logistic_moments import ClippedExpectations, clipped_expectations, residual_given
 from noisecast.theory.own_push import OwnPush, Pull
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
@@ -88,6 +91,7 @@ class _Field(NamedTuple):
       noise_along: of the rest's noise what is along the block's columns; (p - K,).
       covariance: of the private gradient in the block, the spread of the weights included.
       law: of the private gradient, coordinate by coordinate.
+      given: E[residual | s] - E residual of some examples (`MeanOutput.chosen`), s the common swing; (m, 71).
     """
 
     expectations: ClippedExpectations
@@ -99,6 +103,7 @@ class _Field(NamedTuple):
     noise_along: np.ndarray
     covariance: np.ndarray
     law: GradientLaw
+    given: np.ndarray
 
 
 def _bend(one: _Field, other: _Field) -> float:
@@ -121,7 +126,8 @@ class _LogisticSolve:
         self.direction = np.full(width, 1 / np.sqrt(width))  # in the block, of the largest curvature
         clip = self.mechanism.l2_clip_norm
         self.bound = residual_bound(clip, self.rows)
-        self.metrics = LogisticMetrics(examples, self.num_examples, clip, loss_alone=settings.loss_alone)
+        self.common = MeanOutput(self.rows)
+        self.metrics = LogisticMetrics(examples, self.common, self.num_examples, clip, loss_alone=settings.loss_alone)
         self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
         self.presence = self.rows.presence(self.fill * self.mechanism.expected_batch_size)
         self.batch_shape = self._batch_shape()
@@ -149,7 +155,7 @@ class _LogisticSolve:
         width, num_rest = self.rows.block.shape[1], self.rows.rest.shape[1]
         at = Weights(
             np.zeros(self.split + num_rest), np.zeros((width, width)), np.zeros(num_rest), None,
-            OwnPush.none(self.rows.num_examples),
+            OwnPush.none(self.rows.num_examples), Swing.gaussian(),
         )  # fmt: skip
         seen, last = {}, -1
         self.passing = set(record_at)
@@ -307,21 +313,30 @@ class _LogisticSolve:
         share = self.closure.noise_share(step, num_steps)
         lag = self.closure.lag_of(step, num_steps)
         linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
-        return Weights(
+        noise = share * noise
+        mean, covariance, swing = self.common.carried(
+            at,
+            around,
             at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps, lag),
             advance_covariance(
-                at.covariance,
-                jacobian=field.jacobian,
-                gain=gain,
-                noise=share * noise,
-                overshooting=overshooting,
-                **linear,
+                at.covariance, jacobian=field.jacobian, gain=gain, noise=noise, overshooting=overshooting, **linear
             ),
+            num_steps,
+            force=eta * self.rows.in_block(expected),
+            gain=eta * gain,
+            residuals=field.given,
+            noise=eta**2 * noise,
+            lag=lag,
+        )
+        return Weights(
+            mean,
+            covariance,
             advance_variance(
                 at.variance, jacobian=field.jacobian_diag, gain=slope[rest], noise=share * rest_noise, **linear
             ),
             memory,
-            self._pushed(at.pushed, before, field, slope, share * np.diag(noise), share * rest_noise, num_steps, since),
+            self._pushed(at.pushed, before, field, slope, np.diag(noise), share * rest_noise, num_steps, since),
+            swing,
         )
 
     def _gain_in_block(self, slope: np.ndarray) -> np.ndarray:
@@ -401,8 +416,11 @@ class _LogisticSolve:
     def _field(self, at: Weights) -> _Field:
         rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
         block_spread, rest_spread = rows.block_spread(at.covariance), rows.rest_spread(at.variance)
-        variance, third_moment = at.pushed.output_variance(block_spread + rest_spread), at.pushed.third_moment
-        found = clipped_expectations(rows.dot(at.mean), variance, rows.labels, self.bound, third_moment)
+        variance, center = at.pushed.output_variance(block_spread + rest_spread), rows.dot(at.mean)
+        correlations, few = self.common.correlations(rows, at, block_spread, variance), self.common.chosen
+        logits = center, variance, rows.labels, self.bound
+        found = clipped_expectations(*logits, at.pushed.third_moment, at.swing.departures(correlations))
+        given = residual_given(*(part[few] for part in logits), correlations[few], at.swing)
         found = ClippedExpectations(*(self.fill * part for part in found))  # of the sum over a batch, over B
         mean = rows.mean_of(found.residual)
         jacobian, jacobian_diag = self._jacobian(found.slope, at, block_spread + rest_spread)
@@ -419,9 +437,12 @@ class _LogisticSolve:
         if self.batch_shape is not None:
             of_one = found.residual / self.fill, found.squared_residual / self.fill
             law, felt = self.batch_shape.seen_by_sign(law, *of_one, found.slope)
-            found = found.felt(felt)
+            found, given = found.felt(felt), felt[few, None] * given
             jacobian, jacobian_diag = self._jacobian(found.slope, at, block_spread + rest_spread)
-        return _Field(found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise_along, noise + spread, law)
+        return _Field(
+            found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise_along, noise + spread, law,
+            self.fill * given,
+        )  # fmt: skip
 
     def _jacobian(self, slope: np.ndarray, at: Weights, alone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """J of examples of these slopes: in the block, and its diagonal in the rest, beside the block's columns."""

@@ -7,8 +7,10 @@ import numpy as np
 
 from noisecast.runners.moments.examples import Examples, Rows
 from noisecast.runners.moments.forecast import Metrics
+from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.theory.closures import expected_norm
-from noisecast.theory.logistic_moments import LogisticExpectations, logistic_expectations
+from noisecast.theory.common_swing import GRID, Swing, explained_by_gaussian
+from noisecast.theory.logistic_moments import LogisticExpectations, logistic_expectations, loss_given, residual_given
 from noisecast.theory.loss_spread import hermite_coefficients, linear_variance, mean_loss_std
 from noisecast.theory.own_push import OwnPush
 
@@ -16,7 +18,7 @@ EXAMPLES_OF_SPREAD = 200
 
 
 class Weights(NamedTuple):
-    """Gaussian weights, what the optimizer remembers, and what examples have pushed.
+    """Gaussian weights, what the optimizer remembers, what examples have pushed, and how the mean output swings.
 
     Args:
       mean: of [features of the block, bias, rest]; (d,).   covariance: along the block's columns (`Rows`).
@@ -28,6 +30,7 @@ class Weights(NamedTuple):
     variance: np.ndarray
     memory: Any
     pushed: OwnPush
+    swing: Swing
 
 
 def is_finite(at: Weights) -> bool:
@@ -38,7 +41,8 @@ def between(one: Weights, other: Weights, share: float) -> Weights:
     """The first, and that share of the way to the other; a covariance stays one."""
     mean, covariance, variance = ((1 - share) * a + share * b for a, b in zip(one[:3], other[:3]))
     pushed = OwnPush(*((1 - share) * a + share * b for a, b in zip(one.pushed, other.pushed)))
-    return Weights(mean, covariance, variance, other.memory, pushed)
+    swing = Swing((1 - share) * one.swing.density + share * other.swing.density)
+    return Weights(mean, covariance, variance, other.memory, pushed, swing)
 
 
 class Outlook(NamedTuple):
@@ -47,20 +51,24 @@ class Outlook(NamedTuple):
     Args:
       expectations: of every example.   alone: variance of its logit by weights that know no example; (n,).
       variance: of its logit.   held: share of `alone`'s deviations with which it moves together with others; (n,).
+      correlations: of its logit with the common swing; (n,).
     """
 
     expectations: LogisticExpectations
     alone: np.ndarray
     variance: np.ndarray
     held: np.ndarray
+    correlations: np.ndarray
 
 
 class LogisticMetrics:
     """Metrics of a model of so many examples at Gaussian weights, from those that a forecast reads."""
 
-    def __init__(self, examples: Examples, num_examples: int, l2_clip_norm: float, *, loss_alone: bool):
+    def __init__(
+        self, examples: Examples, common: MeanOutput, num_examples: int, l2_clip_norm: float, *, loss_alone: bool
+    ):
         self.examples, self.rows, self.num_examples = examples, examples.train, num_examples
-        self.l2_clip_norm, self.loss_alone = l2_clip_norm, loss_alone
+        self.common, self.l2_clip_norm, self.loss_alone = common, l2_clip_norm, loss_alone
 
     def of(self, at: Weights) -> tuple[Metrics, float]:
         """Metrics, and what a subsample adds to the loss, as a share of it: its standard error, and optimism.
@@ -92,12 +100,8 @@ class LogisticMetrics:
 
     def _more_metrics(self, at: Weights, seen: Outlook) -> Metrics:
         """What a search for the least loss does without."""
-        found = seen.expectations
-        gradient = self.rows.mean_of(found.full_residual)
-        jacobian = self.rows.block_second_moment(found.full_slope)
-        rest = self.rows.rest_second_moment(found.full_slope) - self.rows.rest_moment_along(found.full_slope)
         metrics = {
-            "gradient_norm": _norm(self.rows, gradient, jacobian @ at.covariance @ jacobian, rest**2 * at.variance),
+            "gradient_norm": self._gradient_norm(at, seen),
             "loss_std": self._spread(self.rows, at, seen, self.num_examples),
         }
         if self.examples.test is not None:
@@ -107,13 +111,31 @@ class LogisticMetrics:
             metrics["test_loss_std"] = self._spread(self.examples.test, at, unseen, self.examples.test.num_examples)
         return metrics
 
+    def _gradient_norm(self, at: Weights, seen: Outlook) -> float:
+        """E|g|: of Gaussians, times what the common swing makes of it."""
+        found, few = seen.expectations, self.common.chosen
+        gradient = self.rows.mean_of(found.full_residual)
+        jacobian = self.rows.block_second_moment(found.full_slope)
+        rest = self.rows.rest_second_moment(found.full_slope) - self.rows.rest_moment_along(found.full_slope)
+        spread, rest_spread = jacobian @ at.covariance @ jacobian, rest**2 * at.variance
+        law = self.rows.dot(at.mean)[few], seen.variance[few], self.rows.labels[few], np.full(len(few), np.inf)
+        given = self.common.few.T @ residual_given(*law, seen.correlations[few], at.swing) / len(few)
+        along = jacobian @ at.covariance @ self.common.direction / max(self.common.std(at.covariance), 1e-12)
+        left = spread - np.outer(along, along)
+        return at.swing.mean_of(
+            [_norm(self.rows, gradient + self.rows.from_block(each), left, rest_spread) for each in given.T]
+        )
+
     def _outlook(self, data: Rows, at: Weights, pushed: OwnPush | None) -> Outlook:
-        alone = data.block_spread(at.covariance) + data.rest_spread(at.variance)
+        block = data.block_spread(at.covariance)
+        alone = block + data.rest_spread(at.variance)
         pushed = OwnPush.none(data.num_examples) if pushed is None else pushed
         variance, held = pushed.output_variance(alone), pushed.remaining_share(alone)
         bound = residual_bound(self.l2_clip_norm, data)
-        found = logistic_expectations(data.dot(at.mean), variance, data.labels, bound, pushed.third_moment)
-        return Outlook(found, alone, variance, held)
+        correlations = self.common.correlations(data, at, block, variance)
+        logits = data.dot(at.mean), variance, data.labels, bound
+        found = logistic_expectations(*logits, pushed.third_moment, at.swing.departures(correlations))
+        return Outlook(found, alone, variance, held, correlations)
 
     def _spread(self, data: Rows, at: Weights, seen: Outlook, num_examples: int) -> float:
         """Standard deviation of the loss over runs: by its slope from all examples, beyond that from some of them."""
@@ -131,7 +153,21 @@ class LogisticMetrics:
         std = np.sqrt(np.maximum(variance, 1e-8))
         side = np.where(few.labels == 1, 1.0, -1.0)
         loss = hermite_coefficients(lambda z: np.logaddexp(0.0, -side[:, None] * z), few.dot(at.mean), std)
-        return mean_loss_std(loss, covariance, std, num_examples, linear=linear)
+        swing, of_gaussian_swing = self._spread_by_swing(data, at, seen, chosen)
+        of_gaussian = mean_loss_std(loss, covariance, std, num_examples, linear=linear)
+        others = max(of_gaussian**2 - of_gaussian_swing, 0.0)
+        return math.sqrt(others + swing)
+
+    def _spread_by_swing(self, data: Rows, at: Weights, seen: Outlook, chosen: np.ndarray) -> tuple[float, float]:
+        """Variance of E[loss | s], and what of it Gaussian outputs have in the orders of `hermite_coefficients`.
+
+        By some examples, but for their slope, which is that of all.
+        """
+        law = data.dot(at.mean)[chosen], seen.variance[chosen], data.labels[chosen], seen.correlations[chosen]
+        slopes = seen.expectations.full_residual * seen.correlations * np.sqrt(seen.variance)
+        slope = slopes.mean()
+        loss = loss_given(*law, at.swing).mean(axis=0) + (slope - slopes[chosen].mean()) * GRID
+        return at.swing.variance_of(loss), slope**2 + explained_by_gaussian(loss, orders=(2, 3, 4))
 
 
 def residual_bound(l2_clip_norm: float, data: Rows) -> np.ndarray:
