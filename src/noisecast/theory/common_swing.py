@@ -67,6 +67,19 @@ class Swing(NamedTuple):
         """Var f(s) of the values f on `GRID`; (71,)."""
         return float(self.mean_of((values - self.mean_of(values)) ** 2))
 
+    def slope_share(self, pull: Array) -> float:
+        """E[s R]/E R' of a pull R on `GRID`: how much stiffer than its mean slope s finds it; 1 of a Gaussian (Stein).
+
+        >>> round(Swing.gaussian().slope_share(np.tanh(GRID)), 6)
+        1.0
+        """
+        slope = np.gradient(pull, SPACING)
+        stein = Swing.gaussian()
+        parts = [float(law.mean_of(part)) for law in (self, stein) for part in (GRID * pull, slope)]
+        if min(parts) <= 0:
+            return 1.0
+        return float(np.clip(parts[0] / parts[1] * parts[3] / parts[2], 0.1, 10.0))
+
     def moved(
         self, pull: Array, noise: float, num_steps: int, *, mean: float, std: float, lag: float = 0.0
     ) -> tuple["Swing", float, float]:

@@ -140,7 +140,8 @@ def power_iteration(operator: Callable[[Array], Array], direction: Array, num_po
     for _ in range(num_powers):
         image = operator(direction)
         largest = float(np.linalg.norm(image))
-        direction = image / max(largest, 1e-300)
+        if largest > 0:  # nothing bends at a start where every sign is saturated; later on something may
+            direction = image / largest
     return largest, direction
 
 

@@ -98,7 +98,7 @@ class Rows:
             rows, out = self.block[first : first + ROWS_AT_ONCE], found[first : first + ROWS_AT_ONCE]
             for begin, end in pairwise(edges):
                 out += np.einsum("ij,ij->i", rows[:, :end] @ once[:end, begin:end], rows[:, begin:end])
-        return found.astype(np.float64)
+        return np.maximum(found, 0.0).astype(np.float64)  # rounding may leave a spread of nothing below nothing
 
     def block_squared_dot(self, weights: np.ndarray) -> np.ndarray:
         """sum_j w_j x_ij^2 in the block; (n,)."""

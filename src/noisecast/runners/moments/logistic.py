@@ -18,7 +18,7 @@ from noisecast.problems.linear import LOGISTIC, LinearModel
 from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import Examples
 from noisecast.runners.moments.forecast import FITTED, OF_A_FIT, Forecast, collected, time_grid
-from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, between, is_finite, residual_bound
+from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite, residual_bound
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, chord
@@ -45,7 +45,6 @@ SHORTEST_RUN = 10  # times the lag of directions behind gradients
 FEWEST_EXAMPLES = 20
 SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
-MOST_SETTLING, SETTLED = 4, 0.1  # fields looked at for a middle that leads to itself; bend of slopes by the last
 POWERS = 3  # of the curvature a time step
 LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the way: steps overshoot
 LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
@@ -91,6 +90,8 @@ class _Field(NamedTuple):
       noise_along: of the rest's noise what is along the block's columns; (p - K,).
       covariance: of the private gradient in the block, the spread of the weights included.
       law: of the private gradient, coordinate by coordinate.
+      stiffer: what the common swing adds to J, c t t' in the block; (), (K + 1 + r,).
+      stiffness: of J for a swing of the mean output.
       given: E[residual | s] - E residual of some examples (`MeanOutput.chosen`), s the common swing; (m, 71).
     """
 
@@ -103,11 +104,15 @@ class _Field(NamedTuple):
     noise_along: np.ndarray
     covariance: np.ndarray
     law: GradientLaw
+    stiffer: tuple[float, np.ndarray]
+    stiffness: float
     given: np.ndarray
 
 
 def _bend(one: _Field, other: _Field) -> float:
-    return bend(one.expectations.slope, other.expectations.slope)
+    """Of the examples' slopes, or of what holds the mean output, whichever is more."""
+    held = (np.array([each.stiffness]) for each in (one, other))
+    return max(bend(one.expectations.slope, other.expectations.slope), bend(*held))
 
 
 class _LogisticSolve:
@@ -225,9 +230,7 @@ class _LogisticSolve:
     def _is_short(self) -> bool:
         return self.num_steps < SHORTEST_RUN * self.closure.lag
 
-    def _advance(
-        self, at: Weights, field: _Field, step: int, num_steps: int, *, halvings: int = HALVINGS, swings: bool = True
-    ) -> Weights:
+    def _advance(self, at: Weights, field: _Field, step: int, num_steps: int, *, halvings: int = HALVINGS) -> Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
         half = num_steps // 2
         if half == 0:
@@ -239,38 +242,9 @@ class _LogisticSolve:
         if not is_finite(middle):
             return middle
         around = self._field(middle)
-        if half > 1 and _bend(field, around) > LARGEST_BEND:
-            if swings:  # what does not in a long time step will not in its halves
-                middle, around, swings = self._settled(at, field, middle, around, step, half)
-            if halvings and _bend(field, around) > LARGEST_BEND:
-                return self._halved(at, field, step, num_steps, halvings - 1, swings=swings)
+        if half > 1 and halvings and _bend(field, around) > LARGEST_BEND:
+            return self._halved(at, field, step, num_steps, halvings - 1)
         return self._leapt(at, field, middle, around, step, num_steps, since=half)
-
-    def _settled(
-        self, at: Weights, field: _Field, middle: Weights, around: _Field, step: int, half: int
-    ) -> tuple[Weights, _Field, bool]:
-        """A middle to which the field found there leads back, by secant steps; that field; whether middles swing.
-
-        Where a clip norm is small, forces are flat for narrow weights and steep for wide ones: from the start's field
-        the middle comes out far too wide, from the middle's far too narrow, in shorter time steps too.
-        """
-        first, share, last = (middle, around, False), 0.5, None
-        for looked in range(MOST_SETTLING):
-            image = self._frozen(at, field, middle, around, step, half, since=half)
-            if not is_finite(image):
-                return first
-            found = np.diag(middle.covariance), np.diag(image.covariance)
-            if last is not None:
-                moved, answered = found[0] - last[0], found[1] - last[1]
-                swing = -float(answered @ moved) / max(float(moved @ moved), 1e-300)
-                if looked == 1 and swing < 1:  # it would settle by itself: what it needs is shorter time steps
-                    return first
-                share = min(1.0, max(0.1, 1 / (1 + swing))) if swing > -1 else 1.0
-            middle, last, before = between(middle, image, share), found, around
-            around = self._field(middle)
-            if looked and _bend(before, around) < SETTLED:
-                break
-        return middle, around, True
 
     def _leapt(
         self, at: Weights, before: _Field, around: Weights, field: _Field, step: int, num_steps: int, *, since: int
@@ -283,14 +257,12 @@ class _LogisticSolve:
             self.passed[step + num_steps] = after
         return after
 
-    def _halved(
-        self, at: Weights, field: _Field, step: int, num_steps: int, halvings: int, *, swings: bool = True
-    ) -> Weights:
-        half, how = num_steps // 2, {"halvings": halvings, "swings": swings}
-        middle = self._advance(at, field, step, half, **how)
+    def _halved(self, at: Weights, field: _Field, step: int, num_steps: int, halvings: int) -> Weights:
+        half = num_steps // 2
+        middle = self._advance(at, field, step, half, halvings=halvings)
         if not is_finite(middle):
             return middle
-        return self._advance(middle, self._field(middle), step + half, num_steps - half, **how)
+        return self._advance(middle, self._field(middle), step + half, num_steps - half, halvings=halvings)
 
     def _frozen(
         self, at: Weights, before: _Field, around: Weights, field: _Field, step: int, num_steps: int, *, since: int,
@@ -324,6 +296,7 @@ class _LogisticSolve:
             num_steps,
             force=eta * self.rows.in_block(expected),
             gain=eta * gain,
+            jacobian=field.jacobian,
             residuals=field.given,
             noise=eta**2 * noise,
             lag=lag,
@@ -411,7 +384,9 @@ class _LogisticSolve:
 
     def _curve(self, field: _Field, vector: np.ndarray) -> np.ndarray:
         """J v."""
-        return self.rows.mean_of(field.expectations.slope * self.rows.dot(vector))
+        stiffer, along = field.stiffer
+        shared = stiffer * float(along @ self.rows.in_block(vector)) * along
+        return self.rows.mean_of(field.expectations.slope * self.rows.dot(vector)) + self.rows.from_block(shared)
 
     def _field(self, at: Weights) -> _Field:
         rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
@@ -421,9 +396,11 @@ class _LogisticSolve:
         logits = center, variance, rows.labels, self.bound
         found = clipped_expectations(*logits, at.pushed.third_moment, at.swing.departures(correlations))
         given = residual_given(*(part[few] for part in logits), correlations[few], at.swing)
+        follows = correlations[few] * np.sqrt(variance[few])
         found = ClippedExpectations(*(self.fill * part for part in found))  # of the sum over a batch, over B
         mean = rows.mean_of(found.residual)
-        jacobian, jacobian_diag = self._jacobian(found.slope, at, block_spread + rest_spread)
+        alone = block_spread + rest_spread
+        jacobian, jacobian_diag, stiffer = self._jacobian(found.slope, at, alone, follows @ given)
         noise = self.second_share * rows.block_second_moment(found.squared_residual)
         pull = rows.in_block(mean)
         noise = noise - self.mean_share * np.outer(pull, pull) + privacy * np.eye(len(pull))
@@ -438,18 +415,25 @@ class _LogisticSolve:
             of_one = found.residual / self.fill, found.squared_residual / self.fill
             law, felt = self.batch_shape.seen_by_sign(law, *of_one, found.slope)
             found, given = found.felt(felt), felt[few, None] * given
-            jacobian, jacobian_diag = self._jacobian(found.slope, at, block_spread + rest_spread)
+            jacobian, jacobian_diag, stiffer = self._jacobian(found.slope, at, alone, follows @ given)
         return _Field(
-            found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise_along, noise + spread, law,
-            self.fill * given,
+            found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise_along, noise + spread, law, stiffer,
+            self.common.stiffness(at, jacobian), self.fill * given,
         )  # fmt: skip
 
-    def _jacobian(self, slope: np.ndarray, at: Weights, alone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """J of examples of these slopes: in the block, and its diagonal in the rest, beside the block's columns."""
+    def _jacobian(
+        self, slope: np.ndarray, at: Weights, alone: np.ndarray, pull: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, tuple[float, np.ndarray]]:
+        """J of examples of these slopes, and of such a pull on the mean output at the places of its swing.
+
+        Returns: J in the block; its diagonal in the rest, beside the block's columns; `MeanOutput.stiffer`.
+        """
         held = slope * at.pushed.remaining_share(alone)
         # Single precision may leave a variance of nothing below nothing.
         of_rest = np.maximum(self.rows.rest_second_moment(held) - self.rows.rest_moment_along(held), 0.0)
-        return self.rows.block_second_moment(held), of_rest
+        within = self.rows.block_second_moment(held)
+        stiffer, along = self.common.stiffer(at, within, pull)
+        return within + stiffer * np.outer(along, along), of_rest, (stiffer, along)
 
     def _out_of_depth(self, field: _Field, at: Weights, step: int) -> bool:
         if not np.isfinite(field.mean).all():

@@ -37,14 +37,6 @@ def is_finite(at: Weights) -> bool:
     return math.isfinite(float(at.mean @ at.mean + np.trace(at.covariance) + at.variance.sum()))
 
 
-def between(one: Weights, other: Weights, share: float) -> Weights:
-    """The first, and that share of the way to the other; a covariance stays one."""
-    mean, covariance, variance = ((1 - share) * a + share * b for a, b in zip(one[:3], other[:3]))
-    pushed = OwnPush(*((1 - share) * a + share * b for a, b in zip(one.pushed, other.pushed)))
-    swing = Swing((1 - share) * one.swing.density + share * other.swing.density)
-    return Weights(mean, covariance, variance, other.memory, pushed, swing)
-
-
 class Outlook(NamedTuple):
     """What is seen of some examples at Gaussian weights.
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from noisecast.runners.moments.examples import Rows
 from noisecast.theory.common_swing import SPACING, Swing
+from noisecast.theory.frozen_steps import SATURATED, advance_variance, krylov_response
 
 EXAMPLES = 400  # whose pulls stand for all
 # In standard deviations half-way: a time step that begins further off, or much narrower, does not fit on the grid, nor
@@ -45,31 +46,56 @@ class MeanOutput:
         moved = held * (rows.block @ along.astype(np.float32)).astype(np.float64)
         return np.clip(moved / np.sqrt(np.maximum(variance, 1e-12)), -1.0, 1.0)
 
+    def stiffer(self, at: Any, jacobian: np.ndarray, pull: np.ndarray) -> tuple[float, np.ndarray]:
+        """c, t: J + c t t' answers a swing of the mean output as the pull on it does, of which J has the mean slope.
+
+        t = J V x, and c x'V t the pull's `slope_share` less 1.
+        """
+        along = jacobian @ (at.covariance @ self.direction)
+        held = float(self.direction @ at.covariance @ along)
+        return ((at.swing.slope_share(pull) - 1) / held if held > SMALLEST**2 else 0.0), along
+
+    def stiffness(self, at: Any, jacobian: np.ndarray) -> float:
+        """x'V J V x/(x'V x)^2, of a J that knows of the swing."""
+        together = at.covariance @ self.direction
+        variance = max(float(self.direction @ together), SMALLEST**2)
+        return float(together @ jacobian @ together) / variance / variance
+
     def pull(self, along: np.ndarray, residuals: np.ndarray) -> np.ndarray:
         """Mean of q . x_i r_i over the examples chosen; (width,), (m, 71) -> (71,)."""
         return (self.few @ along.astype(np.float32)).astype(np.float64) @ residuals / len(self.few)
 
     def carried(
         self, before: Any, middle: Any, mean: np.ndarray, covariance: np.ndarray, num_steps: int, *,
-        force: np.ndarray, gain: np.ndarray, residuals: np.ndarray, noise: np.ndarray, lag: float,
+        force: np.ndarray, gain: np.ndarray, jacobian: np.ndarray, residuals: np.ndarray, noise: np.ndarray, lag: float,
     ) -> tuple[np.ndarray, np.ndarray, Swing]:  # fmt: skip
-        """Mean and covariance that linear steps lead to, with those of u as its own law has them, and that law.
+        """Mean and covariance that linear steps lead to, by as much else as the law of u goes elsewhere; and that law.
+
+        Linear steps know how u and everything else move each other, the law alone what is not linear: what is added is
+        by how much the law ends up elsewhere than it would in a linear pull of the same slope.
 
         Args:
           before, middle: weights at the start, and where the field was found.   mean: (d,).   covariance: in the block.
-          force: eta E u of the optimizer, in the block.   gain: eta k.   residuals: E[r_i | s] - E r_i; (m, 71).
-          noise: eta^2 N.   lag: L.
+          force: eta E u of the optimizer, in the block.   gain: eta k.   jacobian: J.
+          residuals: E[r_i | s] - E r_i; (m, 71).   noise: eta^2 N.   lag: L.
         """
         std, size, after = (self.std(each) for each in (before.covariance, middle.covariance, covariance))
         along = self.direction / max(size, 1e-12)
-        start, end = (float(along @ self.rows.in_block(each - middle.mean)) for each in (before.mean, mean))
+        start = float(along @ self.rows.in_block(before.mean - middle.mean))
         added = float(along @ noise @ along)
         pull = float(along @ force) + self.pull(gain * along, residuals)
         fits = std > NARROWEST * size and abs(start) < FURTHEST and after > SMALLEST
         if not (fits and added > 2 * SPACING * abs(middle.swing.mean_of(pull))):
             return mean, covariance, before.swing
         swing, place, width = before.swing.moved(pull, added, num_steps, mean=start, std=std / size, lag=lag)
-        pushed = (place - end) * (middle.covariance @ along)
-        mean = mean + self.rows.from_block(pushed)
+        together = middle.covariance @ along
+        slope = np.array([max(float((gain * along) @ jacobian @ together), 0.0)])
+        linear = {"num_steps": num_steps, "lag": lag, "most": SATURATED}
+        push = float(along @ force) + slope * start
+        end = start - krylov_response(lambda v: slope * v, push, **linear)[0]
+        spread = advance_variance(
+            (std / size) ** 2, jacobian=slope, gain=1.0, noise=added, learning_rate=1.0, **linear
+        )[0]
         shared = covariance @ self.direction / after
-        return mean, covariance + ((width * size / after) ** 2 - 1) * np.outer(shared, shared), swing
+        wider = (width**2 / spread - 1) * np.outer(shared, shared)
+        return mean + self.rows.from_block((place - end) * together), covariance + wider, swing
