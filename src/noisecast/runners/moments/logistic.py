@@ -395,7 +395,9 @@ class _LogisticSolve:
         correlations, few = self.common.correlations(rows, at, block_spread, variance), self.common.chosen
         logits = center, variance, rows.labels, self.bound
         found = clipped_expectations(*logits, at.pushed.third_moment, at.swing.departures(correlations))
-        given = residual_given(*(part[few] for part in logits), correlations[few], at.swing)
+        given = residual_given(
+            center[few], variance[few], rows.labels[few], self.bound[few], correlations[few], at.swing
+        )
         follows = correlations[few] * np.sqrt(variance[few])
         found = ClippedExpectations(*(self.fill * part for part in found))  # of the sum over a batch, over B
         mean = rows.mean_of(found.residual)
