@@ -26,6 +26,8 @@ from numpy.polynomial.hermite_e import hermeval
 from scipy.interpolate import CubicSpline
 from scipy.linalg import expm
 
+from noisecast.theory.frozen_steps import SATURATED, geometric_sum
+
 Array = Any
 GRID = np.linspace(-7.0, 7.0, 71)  # of s, in standard deviations
 SPACING = float(GRID[1] - GRID[0])
@@ -96,13 +98,37 @@ class Swing(NamedTuple):
         (0.0, 1.0)
         """
         density = _between_places(self.density, (GRID - mean) / std)
-        if noise > SPACING**2 / 2 and lag == 0:
+        if _in_single_steps(noise, lag):
             density = _stepped(density, pull, noise, num_steps)
         else:
             density = _diffused(density, pull, noise, num_steps)
         mean = float(GRID @ density)
         std = math.sqrt((GRID - mean) ** 2 @ density)
         return Swing(_standardised(density)), mean, std
+
+
+def moved_by_spring(
+    push: float, slope: float, noise: float, num_steps: int, *, mean: float, std: float, lag: float = 0.0
+) -> tuple[float, float]:
+    """Mean and standard deviation where `Swing.moved` would lead if the pull were push + slope s.
+
+    >>> mean, std = moved_by_spring(0.0, 0.01, 0.02, 1000, mean=1.0, std=0.5)
+    >>> round(mean, 2), round(std, 2)
+    (0.0, 1.0)
+    """
+    if _in_single_steps(noise, lag):
+        x = min(slope, SATURATED)
+        fading = x * (2 - x)
+        steps, squares = (float(geometric_sum(each, num_steps)) for each in (x, fading))
+    else:
+        x, fading = slope, 2 * slope
+        steps, squares = (-math.expm1(-each * num_steps) / each if each > 0 else num_steps for each in (x, fading))
+    return mean - (push + x * mean) * steps, math.sqrt(std**2 * (1 - fading * squares) + noise * squares)
+
+
+def _in_single_steps(noise: float, lag: float) -> bool:
+    """Where steps are so large that places are seen between them."""
+    return noise > SPACING**2 / 2 and lag == 0
 
 
 def explained_by_gaussian(values: Array, orders: Sequence[int]) -> float:

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from noisecast.runners.moments.examples import Rows
-from noisecast.theory.common_swing import SPACING, Swing
-from noisecast.theory.frozen_steps import SATURATED, advance_variance, krylov_response
+from noisecast.theory.common_swing import SPACING, Swing, moved_by_spring
 
 EXAMPLES = 400  # whose pulls stand for all
 # In standard deviations half-way: a time step that begins further off, or much narrower, does not fit on the grid, nor
@@ -87,15 +86,11 @@ class MeanOutput:
         fits = std > NARROWEST * size and abs(start) < FURTHEST and after > SMALLEST
         if not (fits and added > 2 * SPACING * abs(middle.swing.mean_of(pull))):
             return mean, covariance, before.swing
-        swing, place, width = before.swing.moved(pull, added, num_steps, mean=start, std=std / size, lag=lag)
+        there = {"mean": start, "std": std / size, "lag": lag}
+        swing, place, width = before.swing.moved(pull, added, num_steps, **there)
         together = middle.covariance @ along
-        slope = np.array([max(float((gain * along) @ jacobian @ together), 0.0)])
-        linear = {"num_steps": num_steps, "lag": lag, "most": SATURATED}
-        push = float(along @ force) + slope * start
-        end = start - krylov_response(lambda v: slope * v, push, **linear)[0]
-        spread = advance_variance(
-            (std / size) ** 2, jacobian=slope, gain=1.0, noise=added, learning_rate=1.0, **linear
-        )[0]
+        slope = max(float((gain * along) @ jacobian @ together), 0.0)
+        end, spread = moved_by_spring(float(along @ force), slope, added, num_steps, **there)
         shared = covariance @ self.direction / after
-        wider = (width**2 / spread - 1) * np.outer(shared, shared)
+        wider = ((width / spread) ** 2 - 1) * np.outer(shared, shared)
         return mean + self.rows.from_block((place - end) * together), covariance + wider, swing
