@@ -78,3 +78,17 @@ def test_clipped_examples_that_swing_together(name, monkeypatch):
     assert found[1] == pytest.approx(seen[1], rel=0.15)
     assert found[2] == pytest.approx(seen[2], rel=0.06)
     assert gaussian[0] < 0.97 * seen[0] and gaussian[2] < 0.85 * seen[2]  # the control
+
+
+@pytest.mark.parametrize("value", [0.0, 2.0])
+def test_rows_that_are_all_the_same_have_a_gradient(value):
+    """All there is swings: nothing is left beside it, and rounding must not leave less."""
+    labels = (np.arange(60) % 2).astype(np.int32)
+    problem = linear_model(Dataset("same", np.full((60, 1), value, np.float32), labels, ("no", "yes")))
+    for optimizer, noise_multiplier in OPTIMIZERS.values():
+        mechanism = SampledGaussian(
+            noise_multiplier=noise_multiplier, l2_clip_norm=0.3, sampler=Poisson.for_batch_size(10, 60)
+        )
+        scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=200)
+        found = Moments().forecast(scenario, [10, 25, 50, 100, 150, 200]).metrics
+        assert all(np.isfinite(values).all() for values in found.values())

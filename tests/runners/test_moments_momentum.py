@@ -69,3 +69,32 @@ def test_averages_of_few_gradients_do_not_lag(monkeypatch):
     print(f"\n{off.round(4)}; always lagging {off_by_lag.round(4)}")
     assert abs(off).max() < 0.11 and abs(off[1:]).max() < 0.04
     assert off_by_lag[0] > 0.2
+
+
+def test_where_directions_swing_past_the_first_rows_say_so():
+    """A rare label on columns around 3: the weights shoot past, and what is forecast is their envelope alone."""
+    rng = np.random.default_rng(SEED_DATA)
+    features = rng.normal(size=(500, 8))
+    scores = features @ rng.normal(size=8) / 2 + rng.logistic(size=500)
+    labels = (scores > np.quantile(scores, 0.96)).astype(np.int32)
+    problem = linear_model(Dataset("toy", (features + 3).astype(np.float32), labels, ("no", "yes")))
+    mechanism = SampledGaussian(noise_multiplier=0.3, l2_clip_norm=4.5, sampler=Poisson.for_batch_size(50, 500))
+    looks = (10, 25, 400)
+
+    def found(learning_rate):
+        optimizer = DPAdam(learning_rate=learning_rate)
+        scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=400)
+        seeds = range(SEED_TRAINING, SEED_TRAINING + 32)
+        table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=looks)
+        trained = [table[(table.metric == "loss") & (table.step == step)].value.mean() for step in looks]
+        forecast = Moments().forecast(scenario, looks)
+        return np.array(forecast.metrics["loss"]) / trained - 1, forecast
+
+    off, forecast = found(0.05)
+    print(f"\n{off.round(3)}")
+    assert off[0] < -0.3 and abs(off[2]) < 0.05
+    assert forecast.extrapolated.tolist() == [True, True, False]
+    assert any("swing past" in reason for reason in forecast.reasons)
+    off, forecast = found(0.0005)
+    assert abs(off).max() < 0.03
+    assert not forecast.extrapolated.any() and not forecast.reasons

@@ -113,6 +113,8 @@ class BatchShape:
         gaussian = law.signal_variance[heavy] + law.noise_variance[heavy] - of_batch
         floor = (law.signal_variance[heavy] + law.privacy_variance) / 2
         std = np.sqrt(np.maximum(square - mean**2, 0.0))
+        if not np.isfinite(gaussian).all():  # a run that leaves every bound
+            return law, np.ones(len(mean))
         signs = sign_of_batch(entries, mean, std, noise_variance=np.maximum(gaussian, floor), **self.draws)
         expected, gain = (part.copy() for part in sign_response(law))
         expected[heavy], gain[heavy] = np.clip(signs.expected, -1.0, 1.0), signs.gain

@@ -126,6 +126,7 @@ class _LogisticSolve:
         self.rows, self.settings = examples.train, settings
         self.split, self.steepest, self.curvature, self.first_move = self.rows.split, 0.0, 0.0, 0.0
         self.is_fitted, self.move = False, 0.0  # at the step seen last
+        self.overshot = False  # by directions that lag, at some step seen
         self.share = 1.0  # with which examples still hold the weights, on average
         width = self.rows.block.shape[1]
         self.direction = np.full(width, 1 / np.sqrt(width))  # in the block, of the largest curvature
@@ -179,7 +180,7 @@ class _LogisticSolve:
                 metrics, subsample_error = found.result()
                 self.is_fitted = metrics["loss"] < FITTED * math.log(2)
                 beyond = beyond or self.is_fitted or min(then, self.curvature) > LARGEST_LASTING_STEP
-                recorded[asked] = metrics, bool(beyond)
+                recorded[asked] = metrics, bool(beyond or self._overshoots(asked, then))
         return collected(recorded, subsample_error, self._reasons(at, subsample_error))
 
     def _reasons(self, at: Weights, subsample_error: float) -> list[str]:
@@ -210,6 +211,11 @@ class _LogisticSolve:
             )
         if self.is_fitted:
             reasons.append(OF_A_FIT)
+        if self.overshot and not self._is_short:
+            reasons.append(
+                f"Directions lag by {self.closure.lag:.2g} steps and swing past where the force turns: before step "
+                f"{SHORTEST_RUN * self.closure.lag:.0f} the loss may be off by tens of per cent."
+            )
         if self._is_short:
             reasons.append(
                 f"{self.num_steps} steps are few beside the {self.closure.lag:.2g} by which the optimizer's directions "
@@ -225,6 +231,15 @@ class _LogisticSolve:
                 f"{subsample_error:.0%} or more."
             )
         return reasons
+
+    def _overshoots(self, step: int, curvature: float) -> bool:
+        """Whether it is early, and directions that lag swing as an underdamped oscillator: eta lambda > 1/(4 L).
+
+        Weights then shoot past where the force turns, and back. What is computed knows only the swings' envelope.
+        """
+        overshoots = 0 < step < SHORTEST_RUN * self.closure.lag and 4 * self.closure.lag * curvature > 1
+        self.overshot = self.overshot or overshoots
+        return overshoots
 
     @property
     def _is_short(self) -> bool:

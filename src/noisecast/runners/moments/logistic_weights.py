@@ -170,7 +170,7 @@ def residual_bound(l2_clip_norm: float, data: Rows) -> np.ndarray:
 def _norm(rows: Rows, mean: np.ndarray, covariance: np.ndarray, variance: np.ndarray) -> float:
     """E|X| for X ~ N(mean, [covariance, diag(variance)]), in the rows' block and beside it."""
     variance = variance * (1 - rows.joint_shares.sum(axis=1))
-    mean_square = mean @ mean + np.trace(covariance) + variance.sum()
+    mean_square = mean @ mean + max(float(np.trace(covariance)), 0.0) + variance.sum()  # rounding may leave less
     within = rows.in_block(mean)
-    along = within @ covariance @ within + rows.beside(mean) ** 2 @ variance
+    along = max(float(within @ covariance @ within), 0.0) + rows.beside(mean) ** 2 @ variance
     return expected_norm(mean_square, 2 * (np.sum(covariance**2) + variance @ variance) + 4 * along)
