@@ -41,7 +41,7 @@ from noisecast.theory.own_push import OwnPush, Pull
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
 ENOUGH = 0.02  # of the loss: a subsample that adds less is large enough
 LARGEST_MOVE = 5.0  # of the logits by the first step
-SHORTEST_RUN = 10  # times the lag of directions behind gradients
+SHORTEST_RUN, SWINGS_CALM = 10, 15  # times the lag of directions behind gradients
 FEWEST_EXAMPLES = 20
 SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
@@ -163,24 +163,25 @@ class _LogisticSolve:
             np.zeros(self.split + num_rest), np.zeros((width, width)), np.zeros(num_rest), None,
             OwnPush.none(self.rows.num_examples), Swing.gaussian(),
         )  # fmt: skip
-        seen, last = {}, -1
+        seen, last, steepest = {}, -1, 0.0
         self.passing = set(record_at)
         with ThreadPoolExecutor(1) as beside:  # a third of the time goes into what is seen on the way: on another core
             for step, end in zip(stops, [*stops[1:], None]):
                 field = self._field(at)
                 beyond = self._out_of_depth(field, at, step)
+                steepest = max(steepest, self.curvature) if step else 0.0
                 for asked in (asked for asked in record_at if last < asked <= step):
                     metrics = beside.submit(copy_context().run, self.metrics.of, self.passed.pop(asked, at))
-                    seen[asked] = metrics, beyond, self.curvature
+                    seen[asked] = metrics, beyond, self.curvature, steepest
                 if end is not None and is_finite(at):
                     at = self._advance(at, field, step, end - step)
                 last = step
             recorded = {}
-            for asked, (found, beyond, then) in seen.items():
+            for asked, (found, beyond, then, so_far) in seen.items():
                 metrics, subsample_error = found.result()
                 self.is_fitted = metrics["loss"] < FITTED * math.log(2)
                 beyond = beyond or self.is_fitted or min(then, self.curvature) > LARGEST_LASTING_STEP
-                recorded[asked] = metrics, bool(beyond or self._overshoots(asked, then))
+                recorded[asked] = metrics, bool(beyond or self._overshoots(asked, so_far))
         return collected(recorded, subsample_error, self._reasons(at, subsample_error))
 
     def _reasons(self, at: Weights, subsample_error: float) -> list[str]:
@@ -211,10 +212,10 @@ class _LogisticSolve:
             )
         if self.is_fitted:
             reasons.append(OF_A_FIT)
-        if self.overshot and not self._is_short:
+        if self.overshot:
             reasons.append(
                 f"Directions lag by {self.closure.lag:.2g} steps and swing past where the force turns: before step "
-                f"{SHORTEST_RUN * self.closure.lag:.0f} the loss may be off by tens of per cent."
+                f"{SWINGS_CALM * self.closure.lag:.0f} the loss may be off by tens of per cent."
             )
         if self._is_short:
             reasons.append(
@@ -235,9 +236,13 @@ class _LogisticSolve:
     def _overshoots(self, step: int, curvature: float) -> bool:
         """Whether it is early, and directions that lag swing as an underdamped oscillator: eta lambda > 1/(4 L).
 
-        Weights then shoot past where the force turns, and back. What is computed knows only the swings' envelope.
+        Weights then shoot past where the force turns, and back. What is computed knows only the swings' envelope. They
+        calm down as b1^t, whatever the curvature has become meanwhile.
+
+        Args:
+          curvature: the largest so far.
         """
-        overshoots = 0 < step < SHORTEST_RUN * self.closure.lag and 4 * self.closure.lag * curvature > 1
+        overshoots = 0 < step < SWINGS_CALM * self.closure.lag and 4 * self.closure.lag * curvature > 1
         self.overshot = self.overshot or overshoots
         return overshoots
 
