@@ -202,7 +202,8 @@ def test_logistic_models_are_as_trained(optimizer, noise_multiplier, l2_clip_nor
     assert gap < tolerance < min(controls)
     assert max(others.values()) < 0.05
     assert abs(forecast.metrics["test_accuracy"] - found["test_accuracy"][0]).max() < 0.01
-    assert not forecast.extrapolated[1:].any()  # at step 100 DP-Adam's directions may still swing past
+    is_early = optimizer.name == "DP-Adam"  # its directions may still swing past at step 100
+    assert forecast.extrapolated.tolist() == [is_early, False, False]
 
 
 def final_loss(runner, sampler=None, optimizer=LOGISTIC_OPTIMIZERS[0], problem=PROBLEM) -> float:
@@ -267,7 +268,7 @@ def test_time_steps_have_converged_where_forces_are_flat(monkeypatch):
         return Moments(**settings).forecast(scenario, [300]).metrics["loss"][0]
 
     fine = early_loss(time_steps=300)
-    assert early_loss() == pytest.approx(fine, rel=2.5e-3)
+    assert early_loss() == pytest.approx(fine, rel=2e-3)
     monkeypatch.setattr(
         MeanOutput, "carried", lambda self, before, middle, mean, covariance, *_, **__: (mean, covariance, before.swing)
     )
