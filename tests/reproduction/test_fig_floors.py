@@ -9,7 +9,7 @@ from synthetic import toy_problem
 
 from noisecast.reproduction import fig_floors
 from noisecast.reproduction.fits import only
-from noisecast.reproduction.tasks import IMDB
+from noisecast.reproduction.tasks import IMDB, IMDB_QUICK
 from noisecast.runners import answer
 
 POWERS = {"DP-SGD": 2.0, "DP-SignSGD": 1.0, "DP-Adam": 1.0}
@@ -33,9 +33,13 @@ def frame_of(powers: dict[str, float], *, panels=("logistic on imdb",), seeds: i
 
 
 def test_paper_scale_asks_for_the_papers_runs():
-    question = fig_floors._task_question(replace(IMDB, load=toy_problem), None)
+    (question,) = fig_floors._task_questions(replace(IMDB, load=toy_problem), None)
     assert len(question.scenarios) == 3 * 8 and len(question.insecure_seeds or ()) == 10
     assert {s.mechanism.noise_multiplier for s in question.scenarios} == {0.5, 1, 2, 4, 6, 8, 10, 12}
+    of_dp_sgd, others = fig_floors._task_questions(replace(IMDB_QUICK, load=toy_problem), None)
+    assert {s.optimizer.name for s in of_dp_sgd.scenarios} == {"DP-SGD"} and len(of_dp_sgd.insecure_seeds or ()) == 16
+    assert {s.optimizer.name for s in others.scenarios} == {"DP-SignSGD", "DP-Adam"}
+    assert len(others.insecure_seeds or ()) == 5
     quadratic = fig_floors._quadratic_question("paper", 4)
     assert len(quadratic.scenarios) == 3 * 8 and quadratic.scenarios[0].num_steps == 50_000
 
@@ -68,7 +72,7 @@ def test_multipliers_that_diverge_are_left_out_and_counted():
 
 def test_the_frame_is_the_last_loss_and_its_late_change():
     task = replace(IMDB, load=toy_problem, epochs=8, num_seeds=2, floors=(0.5, 1.0), forecast=False)
-    question = fig_floors._task_question(task, None)
+    (question,) = fig_floors._task_questions(task, None)
     assert question.insecure_seeds is not None
     table = answer(
         question.scenarios,
@@ -83,6 +87,12 @@ def test_the_frame_is_the_last_loss_and_its_late_change():
     row = only(frame, **one).iloc[0]
     assert row["loss"] == losses[16] and row["late_change"] == pytest.approx(losses[16] - losses[12])
     assert fig_floors.draw(frame).axes
+
+
+def test_the_picture_counts_seeds_that_differ():
+    more = frame_of({"DP-SGD": 2.0}, seeds=8)
+    title = fig_floors.draw(pd.concat([more, frame_of({"DP-Adam": 1.0}, seeds=3)])).legends[0].get_title().get_text()
+    assert "over 8 and 3 seeds" in title
 
 
 def test_the_picture_has_a_column_a_panel_and_says_what_it_shows():

@@ -82,7 +82,7 @@ def test_a_claim_about_nothing_that_falls_does_not_hold():
 
 @pytest.mark.parametrize("task, seeds, last", [(IMDB, 10, 6), (MOVIELENS_PAPER_LIKE, 10, 1)])
 def test_paper_scale_asks_for_six_multipliers(task, seeds, last):
-    question = fig_speed._question(replace(task, load=toy_problem), None)
+    (question,) = fig_speed._questions(replace(task, load=toy_problem), None)
     assert len(question.scenarios) == 3 * 6 and len(question.insecure_seeds or ()) == seeds
     assert max(s.mechanism.noise_multiplier for s in question.scenarios) == last
     assert question.record_at[0] == 0 and question.record_at[-1] == question.scenarios[0].num_steps

@@ -6,8 +6,9 @@ from synthetic import draw_for, imdb_row
 
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
 from noisecast.reproduction.fig_threshold import PLANS, claims, data, draw
+from noisecast.reproduction.fits import last_crossing
 from noisecast.reproduction.tasks import IMDB
-from noisecast.reproduction.thresholds import last_crossing, thresholds, window_of
+from noisecast.reproduction.thresholds import thresholds, window_of
 from noisecast.table import table_from
 
 SIZES, LEVELS, SEEDS = (48.0, 64.0, 80.0), tuple(np.geomspace(1, 8, 16)), range(4)

@@ -6,16 +6,26 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from noisecast.reproduction.fits import by_seed, crossing, each, log_log_slope, mean, only, power_law
+from noisecast.reproduction.fits import (
+    LOST,
+    by_seed,
+    each,
+    last_crossing,
+    log_log_slope,
+    mean,
+    only,
+    power_law,
+    smoothed,
+)
 
 X = np.geomspace(0.5, 12, 6)
 
 
-def curves(slope: float, *, seeds: int, spread: float, rng) -> np.ndarray:
+def curves(slope: float, *, seeds: int, spread: float, rng, x=X) -> np.ndarray:
     """x^slope with lognormal errors, part of them common to a seed; (points, seeds)."""
     common = rng.normal(size=seeds)
-    own = rng.normal(size=(len(X), seeds))
-    return X[:, None] ** slope * np.exp(spread * (0.5 * common + own))
+    own = rng.normal(size=(len(x), seeds))
+    return x[:, None] ** slope * np.exp(spread * (0.5 * common + own))
 
 
 @pytest.mark.parametrize("seeds", [3, 10])
@@ -29,14 +39,16 @@ def test_a_slope_interval_covers_the_slope_and_not_a_wrong_one(seeds):
     assert abs(np.mean([estimate.value for estimate in found]) - 2.0) < 0.01
 
 
-def test_a_crossing_interval_covers_the_crossing_and_not_a_wrong_one():
+@pytest.mark.parametrize("points, right_of_4", [(6, 0.1), (24, 0.0)])
+def test_a_crossing_interval_covers_the_crossing_and_not_a_wrong_one(points, right_of_4):
+    """More points on the same range are more runs: their neighbours smooth each, and the interval gets shorter."""
     rng = np.random.default_rng(2)
-    found = []
+    x, found = np.geomspace(0.5, 12, points), []
     for _ in range(100):
-        a, b = (np.log(curves(slope, seeds=5, spread=0.05, rng=rng)) for slope in (2.0, 1.0))
-        found.append(crossing(X, a, b + np.log(3.0)))  # 2 log x = log x + log 3, lines between the points
+        a, b = (np.log(curves(slope, seeds=5, spread=0.05, rng=rng, x=x)) for slope in (2.0, 1.0))
+        found.append(last_crossing(x, a - b - np.log(3.0)))  # 2 log x = log x + log 3, lines between the points
     assert 0.87 <= np.mean([estimate.contains(3.0) for estimate in found]) <= 1.0
-    assert np.mean([estimate.contains(4.0) for estimate in found]) <= 0.1
+    assert np.mean([estimate.contains(4.0) for estimate in found]) <= right_of_4
 
 
 @pytest.mark.parametrize("power, wrong", [(2.0, 1.5), (1.0, 0.5), (0.0, 0.5)])
@@ -60,14 +72,32 @@ def test_a_power_at_a_limit_of_the_search_has_an_open_interval():
 
 
 def test_no_crossing_is_not_a_number():
-    a = np.outer(X, [1.0, 1.1])
-    assert math.isnan(crossing(X, a, 2 * a).value)
+    assert math.isnan(last_crossing(X, -np.outer(X, [1.0, 1.1])).value)
 
 
 def test_a_crossing_near_the_edge_has_an_open_interval():
     gaps = np.linspace(-1, 0.01, 6)[:, None] + np.array([-0.3, 0.0, 0.3])
-    found = crossing(X, gaps, np.zeros_like(gaps))
+    found = last_crossing(X, gaps)
     assert found.high == math.inf and 0 < found.low < found.value
+
+
+def test_smoothing_takes_noise_away_keeps_parabolas_and_points_far_apart():
+    x = np.geomspace(1, 4, 14)
+    noise = np.random.default_rng(5).normal(size=(14, 2000))
+    parabola = (np.log(x) - 0.3)[:, None] ** 2
+    found = smoothed(x, parabola + noise)
+    assert found.mean(axis=1) == pytest.approx(parabola[:, 0], abs=0.1)
+    assert found[4:10].std() < 0.6  # of 1; nine points and a parabola: sqrt(59 / 231) = 0.51
+    assert smoothed(X, noise[: len(X)]) == pytest.approx(noise[: len(X)])
+
+
+def test_a_lost_run_is_not_smoothed_away_and_spoils_no_other_point():
+    x = np.geomspace(1, 4, 14)
+    gaps = np.outer(np.log(x / 2), [1.0, 1.1])
+    lost = gaps.copy()
+    lost[10, 1] = LOST
+    found = smoothed(x, lost)
+    assert np.delete(found, 10, axis=0) == pytest.approx(np.delete(gaps, 10, axis=0)) and found[10, 1] == LOST
 
 
 def test_one_seed_has_no_interval():

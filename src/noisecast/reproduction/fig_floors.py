@@ -38,6 +38,7 @@ from noisecast.reproduction.fits import (
     offset_fit,
     only,
     power_law,
+    seed_counts,
 )
 from noisecast.reproduction.tasks import TASKS, Scale, Task
 from noisecast.reproduction.which_task import in_the_papers_order
@@ -62,7 +63,7 @@ def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = No
     """The two quadratics, unless a task is asked for, then every such task at the paper's multipliers."""
     return (
         *(_quadratic_question(scale, batch_size) for batch_size in (4, 1) if asked is None),
-        *(_task_question(task, data_dir) for task in TASKS[scale] if task.is_among(asked)),
+        *(question for task in TASKS[scale] if task.is_among(asked) for question in _task_questions(task, data_dir)),
     )
 
 
@@ -88,14 +89,9 @@ def _quadratic_question(scale: Scale, batch_size: int) -> Question:
     )
 
 
-def _task_question(task: Task, data_dir: Path | None) -> Question:
+def _task_questions(task: Task, data_dir: Path | None) -> tuple[Question, ...]:
     scenarios = task.scenarios(task.load(data_dir), task.floors)
-    return Question(
-        scenarios=scenarios,
-        runners=task.runners,
-        record_at=(3 * scenarios[0].num_steps // 4,),
-        insecure_seeds=tuple(range(task.num_seeds)),
-    )
+    return task.questions(scenarios, (3 * scenarios[0].num_steps // 4,))
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
@@ -308,9 +304,9 @@ def _legend(figure: Figure, frame: pd.DataFrame) -> None:
     handles.append(
         Line2D([], [], color="black", linestyle=(0, (1, 2)), label="best curve of the claimed power, 2 or 1 (dotted)")
     )
-    seeds = [len(set(rows["seed"])) for _, rows in each(only(frame, runner="training"), "panel")]
+    seeds = [seed_counts(rows) for _, rows in each(only(frame, runner="training"), "panel")]
     title = (
         "Powers: p of a + b z^p (quadratics: the log-log slope), with 95 % intervals. Losses are non-private.\n"
-        f"Bars: 95 % interval of the mean over {' / '.join(str(n) for n in seeds)} seeds, panel by panel."
+        f"Bars: 95 % interval of the mean over {' / '.join(seeds)} seeds, panel by panel."
     )
     figure.legend(handles=handles, loc="outside lower center", ncols=4, title=title)

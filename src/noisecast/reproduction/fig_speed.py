@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
 from noisecast.question import Question
 from noisecast.reproduction.claims import UNDECIDED, Claim
-from noisecast.reproduction.fits import Estimate, bootstrap, each, mean, only
+from noisecast.reproduction.fits import Estimate, bootstrap, each, mean, only, seed_counts
 from noisecast.reproduction.tasks import IMDB_QUICK, TASKS, Scale, Task
 from noisecast.reproduction.which_task import in_the_papers_order
 from noisecast.table import METRICS
@@ -42,22 +42,19 @@ TOLERANCE = 0.25  # a slope is as claimed if its whole interval is that near
 
 def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = None) -> tuple[Question, ...]:
     """Every task (that is asked for) at its multipliers, looked at often early on."""
-    return tuple(_question(task, data_dir) for task in _tasks(scale) if task.is_among(asked))
+    tasks = (task for task in _tasks(scale) if task.is_among(asked))
+    return tuple(question for task in tasks for question in _questions(task, data_dir))
 
 
 def _tasks(scale: Scale) -> tuple[Task, ...]:
     """An early rate is a small difference of noisy losses: quickly, with more seeds where they are cheap."""
-    return tuple(replace(task, num_seeds=60) if task is IMDB_QUICK else task for task in TASKS[scale])
+    more = {"num_seeds": 24, "num_seeds_of_dp_sgd": 60}
+    return tuple(replace(task, **more) if task is IMDB_QUICK else task for task in TASKS[scale])
 
 
-def _question(task: Task, data_dir: Path | None) -> Question:
+def _questions(task: Task, data_dir: Path | None) -> tuple[Question, ...]:
     scenarios = task.scenarios(task.load(data_dir), task.speed)
-    return Question(
-        scenarios=scenarios,
-        runners=task.runners,
-        record_at=times(scenarios[0].num_steps),
-        insecure_seeds=tuple(range(task.num_seeds)),
-    )
+    return task.questions(scenarios, times(scenarios[0].num_steps))
 
 
 def times(num_steps: int) -> tuple[int, ...]:
@@ -293,10 +290,10 @@ def _legend(figure: Figure, frame: pd.DataFrame) -> None:
     if "moments" in set(frame["runner"]):
         handles.append(Line2D([], [], color="black", linestyle="-.", label=RUNNER_LABELS["moments"]))
     handles.append(Line2D([], [], color="black", linestyle=(0, (1, 2)), label="claimed powers of z: 0 and -1 (dotted)"))
-    seeds = [len(set(rows["seed"])) for _, rows in each(only(frame, runner="training"), "problem")]
+    seeds = [seed_counts(rows) for _, rows in each(only(frame, runner="training"), "problem")]
     title = (
         "Colour of the paths: noise multiplier z (dark: much noise). A rate is shown where the loss falls.\n"
-        f"Bands: 95 % interval of the mean over {' / '.join(str(n) for n in seeds)} seeds, problem by problem. "
+        f"Bands: 95 % interval of the mean over {' / '.join(seeds)} seeds, problem by problem. "
         "Non-private."
     )
     figure.legend(handles=handles, loc="outside lower center", ncols=3, title=title)

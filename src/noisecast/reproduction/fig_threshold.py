@@ -35,7 +35,6 @@ from noisecast.reproduction.tasks import (
 )
 from noisecast.reproduction.thresholds import ADAPTIVE, WINDOWS, curves, slope_on_batch_size, thresholds, window_of
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
-from noisecast.runners import Moments, Training
 from noisecast.table import OK
 
 TITLE = "Where adaptive optimizers overtake DP-SGD, against the batch size"
@@ -45,7 +44,7 @@ NOTICEABLE_POWER = 1.25  # of B, with which z* grows: by a quarter more than the
 
 @dataclass(frozen=True)
 class Plan:
-    """A task, and the noise multipliers at which it is forecast as well (a forecast's curve is smooth).
+    """A task at its `threshold` multipliers.
 
     Args:
       moves: whether multipliers are those of B = 64 and others' are in proportion to B, about as crossings move at
@@ -53,40 +52,39 @@ class Plan:
     """
 
     task: Task
-    forecast: Numbers
     moves: bool = False
 
-    def at(self, batch_size: int, multipliers: Numbers) -> Numbers:
-        return tuple(z * batch_size / 64 for z in multipliers) if self.moves else multipliers
+    def levels(self, batch_size: int) -> Numbers:
+        return tuple(z * batch_size / 64 if self.moves else z for z in self.task.threshold)
 
 
 # Fewer epochs and more seeds than elsewhere: how long a run is hardly moves a crossing, chance does.
 PLANS: dict[Scale, tuple[Plan, ...]] = {
-    "quick": (
-        Plan(replace(IMDB_QUICK, num_seeds=24), (1, 2, 3, 4), moves=True),
-        Plan(replace(FORUM_QUICK, num_seeds=8), (), moves=True),
-        Plan(replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5, num_seeds=3), (0.15, 0.35, 0.55, 0.95), moves=True),
+    "quick": tuple(
+        Plan(task, moves=True)
+        for task in (
+            replace(IMDB_QUICK, num_seeds=12),
+            replace(FORUM_QUICK, epochs=25, num_seeds=8),
+            replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5, num_seeds=3, forecast=True),
+        )
     ),
-    "paper": tuple(Plan(task, task.threshold) for task in (IMDB, FORUM, MOVIELENS_PAPER_LIKE, MOVIELENS_CENTRED)),
+    "paper": tuple(Plan(task) for task in (IMDB, FORUM, MOVIELENS_PAPER_LIKE, MOVIELENS_CENTRED)),
 }
 
 
 def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = None) -> tuple[Question, ...]:
-    """Training at every batch size and noise multiplier, and forecasts, of every task (that is asked for)."""
+    """Every batch size and noise multiplier of every task (that is asked for): trained, and mostly forecast."""
     found = []
     for plan in PLANS[scale]:
         if not plan.task.is_among(asked):
             continue
         task, problem = plan.task, plan.task.load(data_dir)
         for batch_size in task.threshold_batch_sizes:
-            trained = task.scenarios(problem, plan.at(batch_size, task.threshold), batch_size=batch_size)
-            record_at = (trained[0].num_steps,)
+            scenarios = task.scenarios(problem, plan.levels(batch_size), batch_size=batch_size)
+            record_at = (scenarios[0].num_steps,)
             found.append(
-                Question(scenarios=trained, runners=(Training(),), record_at=record_at, num_seeds=task.num_seeds)
+                Question(scenarios=scenarios, runners=task.runners, record_at=record_at, num_seeds=task.num_seeds)
             )
-            forecast = task.scenarios(problem, plan.at(batch_size, plan.forecast), batch_size=batch_size)
-            if forecast:
-                found.append(Question(scenarios=forecast, runners=(Moments(),), record_at=record_at))
     return tuple(found)
 
 

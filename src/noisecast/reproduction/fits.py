@@ -15,6 +15,8 @@ from scipy import stats
 
 RESAMPLES = 1000
 COVERAGE = 0.95
+REACH = 1.6  # of `smoothed`
+LOST = 1e30  # the loss of a diverged run: worse than any, also as one of a million; still a number that has means
 
 
 class Estimate(NamedTuple):
@@ -58,6 +60,16 @@ def each(frame: pd.DataFrame, *columns: str) -> Iterator[tuple[Any, pd.DataFrame
     """(values of the columns, their rows), one by one in order of appearance; one column's value stands alone."""
     for name, rows in frame.groupby(list(columns), sort=False):
         yield (name if len(columns) > 1 else name[0]), pd.DataFrame(rows)  # type: ignore[index]
+
+
+def seed_counts(rows: pd.DataFrame) -> str:
+    """How many seeds rows have, in words; where optimizers differ, of each in their order.
+
+    >>> seed_counts(pd.DataFrame({"optimizer": ["DP-SGD", "DP-SGD", "DP-Adam"], "seed": [0, 1, 0]}))
+    '2 and 1'
+    """
+    counts = (str(len(set(some["seed"]))) for _, some in each(rows, "optimizer"))
+    return " and ".join(dict.fromkeys(counts))
 
 
 def by_seed(rows: pd.DataFrame, *, x: str = "noise_multiplier") -> tuple[np.ndarray, np.ndarray]:
@@ -158,38 +170,62 @@ def _hat(x: np.ndarray, scale: np.ndarray, power: float) -> np.ndarray:
     return basis @ basis.T
 
 
-def crossing(x: np.ndarray, a: np.ndarray, b: np.ndarray) -> Estimate:
-    """Where the mean of curve a crosses that of b, interpolated in log x.
+def last_crossing(x: np.ndarray, gaps: np.ndarray) -> Estimate:
+    """Where the mean gap turns positive for good: between points of the smoothed curve a line in log x.
 
-    Where noise makes them cross three times, it is the middle one; nan where both ends have the same curve below. An
-    interval reaches to 0 or to infinity where in more than 2.5 % of the resamples they cross outside the range of x. It
-    knows of chance alone, not of how far the curves are from lines in log x between two points.
+    The last crossing, for there may be one before. nan where there is none in the range of x. An interval reaches to 0
+    or to infinity where more than 2.5 % of the resamples have no crossing. There is one, too, where the means do not
+    cross but more than 2.5 % of the resamples do: then chance may have hidden it. It knows of chance alone, not of what
+    `smoothed` and lines make of the curve.
 
     Args:
-      x: (points,) > 0, increasing.   a, b: (points, seeds), the same seeds.
+      x: (points,) > 0, increasing.   gaps: one curve less another, at the same seeds; (points, seeds).
 
-    >>> x = np.array([[1.0], [2.0], [4.0]])
-    >>> round(crossing(x[:, 0], np.log(x), np.full((3, 1), np.log(3))).value, 6)
-    3.0
+    >>> last_crossing(np.array([1.0, 2.0, 4.0, 8.0]), np.array([[1.0], [-1.0], [-1.0], [1.0]])).value.__round__(4)
+    5.6569
     """
     log_x = np.log(x)
-    gaps = a - b
-    orientation = np.sign(gaps[-1].mean())
 
     def place(sample: np.ndarray) -> float:
-        gap = sample.mean(axis=1) * orientation  # from below 0 to above
-        if gap[0] > 0 or gap[-1] < 0:  # no crossing in range: below it, above it, or a resample the wrong way round
-            return -math.inf if gap[-1] > 0 else math.inf if gap[0] <= 0 else math.nan
-        before = np.flatnonzero((gap[:-1] <= 0) & (gap[1:] > 0) | (gap[:-1] > 0) & (gap[1:] <= 0))
-        if len(before) == 0:
-            return math.nan
-        i = before[len(before) // 2]
+        gap = sample.mean(axis=1)
+        below = np.flatnonzero(gap <= 0)
+        if not len(below) or below[-1] == len(gap) - 1:
+            return math.inf if len(below) else -math.inf
+        i = below[-1]
         return float(log_x[i] + (log_x[i + 1] - log_x[i]) * gap[i] / (gap[i] - gap[i + 1]))
 
+    gaps = smoothed(x, gaps)
     found = bootstrap(place, gaps)
-    if not math.isfinite(found.value):
+    if math.isfinite(found.value):
+        return Estimate(*(math.exp(number) for number in found))
+    places = resampled(place, gaps)
+    if np.isfinite(places).mean() <= (1 - COVERAGE) / 2:
         return Estimate(math.nan, math.nan, math.nan)
-    return Estimate(*(math.exp(number) for number in found))
+    # Without an estimate to widen an interval about, it holds all resamples.
+    return Estimate(math.nan, float(np.exp(places.min())), float(np.exp(places.max())))
+
+
+def smoothed(x: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Curves with less noise: each point that of a parabola in log x through the points within a factor `REACH` of it.
+
+    Points that lie far apart keep their values: three or fewer make a parabola, a line or a point that goes through
+    them. So does one at which a run is `LOST`, and no other sees it.
+
+    Args:
+      x: (points,) > 0.   values: (points, seeds).
+
+    >>> x = np.geomspace(1, 4, 9)
+    >>> curve = np.log(x)[:, None] ** 2
+    >>> bool(np.allclose(smoothed(x, curve), curve))
+    True
+    """
+    log_x, found = np.log(x), values.copy()
+    is_known = (abs(values) < LOST / 2).all(axis=1)
+    for i in np.flatnonzero(is_known):
+        near = is_known & (abs(log_x - log_x[i]) <= np.log(REACH))
+        basis = np.vander(log_x[near] - log_x[i], min(3, int(near.sum())), increasing=True)
+        found[i] = np.linalg.pinv(basis)[0] @ values[near]
+    return found
 
 
 def resampled(statistic: Callable[[np.ndarray], float], values: np.ndarray) -> np.ndarray:

@@ -58,8 +58,8 @@ def _finer(levels: Numbers, num_seeds: int, sgd: tuple[float, int], adaptive: tu
 
 FINER = {
     IMDB.name: _finer((5.42, 2.71, 1.36), 40, sgd=(0.26, 13), adaptive=(0.0127, 9)),
-    FORUM.name: _finer((2.824, 1.412, 0.706), 6, sgd=(0.42, 13), adaptive=(0.0079, 9)),
-    MOVIELENS_CENTRED.name: _finer((0.3, 0.15, 0.075), 8, sgd=(0.068, 12), adaptive=(0.00044, 8)),
+    FORUM.name: _finer((2.824, 1.412, 0.706), 8, sgd=(0.42, 13), adaptive=(0.0079, 9)),
+    MOVIELENS_CENTRED.name: _finer((0.3, 0.15, 0.075), 6, sgd=(0.068, 12), adaptive=(0.00044, 8)),
 }
 
 
@@ -106,7 +106,7 @@ def _movielens_quick() -> Plan:
     """The start that can learn, alone; in five epochs, too few to take the mean of the last five."""
     task = replace(MOVIELENS_CENTRED_QUICK, epochs=5)
     noise = (66.48, 3.32, 1.33, 0.66)
-    return Plan(task, noise, 4, _MOVIELENS, _more(task, _LOWER_MOVIELENS), (3.32, 1.33, 0.66), Score("loss", "final"))
+    return Plan(task, noise, 3, _MOVIELENS, _more(task, _LOWER_MOVIELENS), (3.32, 1.33, 0.66), Score("loss", "final"))
 
 
 PLANS: dict[Scale, tuple[Plan, ...]] = {
@@ -116,13 +116,13 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
             # A slope needs levels far apart, DP-SGD's best rate inside its grid, and losses that learning lowers: above
             # z = 7 the best is what chance makes lowest. The first level is for the grid that is too high.
             (271.23, 6.78, 3.39, 2.26),
-            8,
+            6,
             {DPSGD: ((0.5, 1, 2, 3.5, 5, 6), (0.1, 0.5)), DPSignSGD: _IMDB_ADAPTIVE, DPAdam: _IMDB_ADAPTIVE},
             _more(IMDB, _LOWER),
             (271.23, 6.78, 3.39, 2.26),
         ),
         Plan(
-            FORUM_QUICK,
+            replace(FORUM_QUICK, epochs=25),
             (42.384, 4, 2.119, 0.706),
             3,
             {DPSGD: ((0.1, 0.5, 1, 2, 5), (0.1, 0.5)), DPSignSGD: _FORUM_ADAPTIVE, DPAdam: _FORUM_ADAPTIVE},

@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from noisecast.reproduction.fits import Estimate, bootstrap
+from noisecast.reproduction.fits import LOST, Estimate, bootstrap
 from noisecast.table import DIVERGED
 
-LOST = 1e30  # the loss of a diverged run: worse than any, also as one of a million; still a number that has means
 REACH, FEWEST = np.log(2.9), 5  # rates within that factor of the best make a cubic, if there are so many
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from noisecast.reproduction.fits import COVERAGE, Estimate, bootstrap, by_seed, resampled
+from noisecast.reproduction.fits import LOST, Estimate, by_seed, last_crossing
 from noisecast.reproduction.tasks import FORUM, IMDB, MOVIELENS_CENTRED, MOVIELENS_PAPER_LIKE
 from noisecast.reproduction.which_task import task_of
 from noisecast.theory.optimal import (
@@ -80,51 +80,16 @@ def curves(rows: Any, runner: str, optimizer: str) -> tuple[np.ndarray, np.ndarr
     """Final losses at one batch size: noise multipliers (points,), losses (points, seeds)."""
     chosen: Any = rows[(rows["metric"] == "loss") & (rows["runner"] == runner) & (rows["optimizer"] == optimizer)]
     # A diverged run has lost, by however much: no mean may hide it.
-    values = chosen["value"].where(chosen["status"] != "diverged", 1e30)
+    values = chosen["value"].where(chosen["status"] != "diverged", LOST)
     return by_seed(chosen.assign(seed=chosen["seed"].fillna(0), value=values))
-
-
-NOWHERE = Estimate(np.nan, np.nan, np.nan)
 
 
 def _measured(rows: Any, runner: str, optimizer: str) -> Estimate:
     if rows[(rows["runner"] == runner) & (rows["metric"] == "loss")].empty:
-        return NOWHERE
+        return Estimate(np.nan, np.nan, np.nan)
     (x, sgd), (_, adaptive) = curves(rows, runner, "DP-SGD"), curves(rows, runner, optimizer)
+    # The last, for with little noise DP-SGD may need more steps than it has, and is the worse one again.
     return last_crossing(x, sgd - adaptive)
-
-
-def last_crossing(x: np.ndarray, gaps: np.ndarray) -> Estimate:
-    """Where the mean gap turns positive for good, interpolated in log x; nan where it does not in the range of x.
-
-    The last crossing, for there may be one before: with little noise DP-SGD may need more steps than it has, and is the
-    worse one again. An interval reaches to 0 or infinity where more than 2.5 % of the resamples have no crossing. There
-    is one, too, where the means do not cross but more than 2.5 % of the resamples do: then chance may have hidden it.
-
-    Args:
-      x: (points,) > 0, increasing.   gaps: DP-SGD's loss less the other's; (points, seeds).
-
-    >>> last_crossing(np.array([1.0, 2.0, 4.0, 8.0]), np.array([[1.0], [-1.0], [-1.0], [1.0]])).value.__round__(4)
-    5.6569
-    """
-    log_x = np.log(x)
-
-    def place(sample: np.ndarray) -> float:
-        gap = sample.mean(axis=1)
-        below = np.flatnonzero(gap <= 0)
-        if not len(below) or below[-1] == len(gap) - 1:
-            return np.inf if len(below) else -np.inf
-        i = below[-1]
-        return float(log_x[i] + (log_x[i + 1] - log_x[i]) * gap[i] / (gap[i] - gap[i + 1]))
-
-    found = bootstrap(place, gaps)
-    if np.isfinite(found.value):
-        return Estimate(*(float(np.exp(number)) for number in found))
-    places = resampled(place, gaps)
-    if np.isfinite(places).mean() <= (1 - COVERAGE) / 2:
-        return NOWHERE
-    # Without an estimate to widen an interval about, it holds all resamples.
-    return Estimate(np.nan, float(np.exp(places.min())), float(np.exp(places.max())))
 
 
 def _corrected(rows: Any, optimizer: str) -> Estimate:
