@@ -190,7 +190,7 @@ def test_slopes_are_of_the_finer_sweep_and_losses_of_the_first():
 
 
 def test_no_rate_is_in_both_sweeps():
-    for plan in (plan for plans in PLANS.values() for plan in plans if plan.finer):
+    for plan in (plan for plans in PLANS.values() for plan in plans if plan.finer_seeds):
         finer = FINER[fig_protocol_b.task_of(plan.task.key.replace("-", ", ")).name]
         for kind, (rates, _) in plan.grids.items():
             assert not set(finer.learning_rates[kind]) & {*rates, *plan.more[kind]}
@@ -214,6 +214,10 @@ def test_the_picture_has_the_finer_rates_with_intervals():
     plain = draw(data(table()))
     panels = [len(drawn.axes[2].containers) for drawn in (figure, plain)]
     assert panels[0] == panels[1] + 3
+    forecast = finer_rows(1.6, size=0, num_seeds=1).assign(runner="moments", seed=pd.array([pd.NA], "Int64")[0])
+    lines = [len(draw(data(pd.concat([table(), *more]))).axes[2].lines)
+             for more in ([finer_rows(1.6)], [finer_rows(1.6), forecast])]  # fmt: skip
+    assert lines[1] == lines[0] + 3
 
 
 def test_best_rates_know_how_well_they_are_known():

@@ -2,13 +2,14 @@
 
 import importlib
 import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from noisecast.optimizers import DPSGD, OPTIMIZERS, DPSignSGD
+from noisecast.optimizers import DPSGD, OPTIMIZERS, DPAdam, DPSignSGD
 from noisecast.privacy.accounting import nominal_epsilon
 from noisecast.problems.datasets import DataError, Dataset
 from noisecast.problems.linear import linear_model
@@ -71,6 +72,16 @@ def test_the_quick_tasks_ask_for_a_part_of_the_papers():
         # A crossing needs points that lie close, inside the paper's range.
         assert paper.threshold[0] <= quick.threshold[0] and quick.threshold[-1] <= paper.threshold[-1]
         assert max(b / a for a, b in pairwise(quick.threshold)) < 1.25
+
+
+def test_seeds_are_known_and_every_optimizer_has_its_number():
+    """Run again, a figure comes out the same."""
+    task = replace(IMDB, num_seeds=3, seeds_of={DPAdam: 2})
+    scenarios = task.scenarios(toy_problem(), (1.0, 2.0))
+    asked = task.questions(scenarios, (0,))
+    assert [(len(question.scenarios), question.insecure_seeds) for question in asked] == [(4, (0, 1, 2)), (2, (0, 1))]
+    assert {s.optimizer.name for s in asked[1].scenarios} == {"DP-Adam"}
+    assert sorted(s.id for q in asked for s in q.scenarios) == sorted(s.id for s in scenarios)
 
 
 def test_classes_are_chosen_by_number():

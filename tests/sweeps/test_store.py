@@ -1,16 +1,19 @@
 """A store holds what was finished, whole; and refuses what it does not hold, by name."""
 
+import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from small_sweep import questions
 
+import noisecast as nc
 from noisecast.sweeps import Store, run_sweep
 from noisecast.sweeps.ledger import ledger_of
 
@@ -118,6 +121,26 @@ def test_a_shard_of_another_store_is_refused_by_name_by_all_who_read(store, tmp_
         Store(store).read()
     (store / "shards" / foreign.name).unlink()
     assert len(Store(store).read())
+
+
+def test_a_shard_of_another_sweeps_forecasts_is_refused_by_name(store, tmp_path):
+    """Runners that train nothing have no price, but their rows are of a sweep as well."""
+    asked = [replace(each, runners=(nc.Training(), nc.Moments())) for each in questions(3, num_seeds=2)]
+    whole = run_sweep(asked, tmp_path / "mine", workers=0)
+    assert set(Store(tmp_path / "mine").read()["runner"]) == {"training", "moments"} == set(whole["runner"])
+    run_sweep([replace(questions(5, num_seeds=1)[4], runners=(nc.Moments(),))], tmp_path / "other", workers=0)
+    foreign = shards(tmp_path / "other")[0]
+    shutil.copy(foreign, tmp_path / "mine" / "shards" / foreign.name)
+    with pytest.raises(ValueError, match=f"{foreign.stem}.* is of another sweep than ledger.json lists"):
+        Store(tmp_path / "mine").read()
+
+
+def test_a_ledger_of_before_forecasts_were_listed_is_read(store):
+    path = store / "ledger.json"
+    said = json.loads(path.read_text(encoding="utf-8"))
+    assert said.pop("answers") == []
+    path.write_text(json.dumps(said), encoding="utf-8")
+    assert Store(store).ledger().answers is None and len(Store(store).read())
 
 
 def test_a_parquet_file_of_somebody_else_is_refused_by_name(store):

@@ -292,10 +292,16 @@ def _draw_rates(panel: Any, rows: Any) -> None:
 
 
 def _draw_finer(panel: Any, rows: Any) -> None:
-    """Best rates of the finer sweep, with their intervals."""
+    """Best rates of the finer sweep, with their intervals, and those that are forecast."""
+    nominal = rows.drop_duplicates("noise_multiplier").set_index("noise_multiplier")["nominal_epsilon"]
+    for name, cube in cubes(rows, "moments").items():
+        inside = cube.is_inside()
+        panel.plot(
+            nominal[cube.noise[inside]] * ASIDE[name], cube.rates_of(cube.values.mean(axis=1))[inside],
+            linestyle=RUNNER_LINES["moments"][0], color=CURVE_COLOURS[name], linewidth=0.9,
+        )  # fmt: skip
     for name, cube in cubes(rows, "training").items():
         found = best_rates(cube)
-        nominal = rows.drop_duplicates("noise_multiplier").set_index("noise_multiplier")["nominal_epsilon"]
         values = np.array([[each.value, each.low, each.high] for each in found.values()]).reshape(-1, 3)
         panel.errorbar(
             nominal[list(found)] * ASIDE[name], values[:, 0], yerr=abs(values[:, 1:] - values[:, :1]).T,

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
-from noisecast.optimizers import OPTIMIZERS
+from noisecast.optimizers import OPTIMIZERS, DPAdam
 from noisecast.question import Question
 from noisecast.reproduction.claims import UNDECIDED, Claim
 from noisecast.reproduction.fits import Estimate
@@ -33,7 +33,7 @@ from noisecast.reproduction.tasks import (
     Scale,
     Task,
 )
-from noisecast.reproduction.thresholds import ADAPTIVE, WINDOWS, curves, slope_on_batch_size, thresholds, window_of
+from noisecast.reproduction.thresholds import ADAPTIVE, WINDOWS, gaps, slope_on_batch_size, thresholds, window_of
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.table import OK
 
@@ -63,9 +63,9 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
     "quick": tuple(
         Plan(task, moves=True)
         for task in (
-            replace(IMDB_QUICK, num_seeds=12),
-            replace(FORUM_QUICK, epochs=25, num_seeds=8),
-            replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5, num_seeds=3, forecast=True),
+            replace(IMDB_QUICK, num_seeds=18, seeds_of={DPAdam: 10}),
+            replace(FORUM_QUICK, epochs=25, num_seeds=8, seeds_of={}),
+            replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5, num_seeds=3, seeds_of={}, forecast=True),
         )
     ),
     "paper": tuple(Plan(task) for task in (IMDB, FORUM, MOVIELENS_PAPER_LIKE, MOVIELENS_CENTRED)),
@@ -81,10 +81,7 @@ def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = No
         task, problem = plan.task, plan.task.load(data_dir)
         for batch_size in task.threshold_batch_sizes:
             scenarios = task.scenarios(problem, plan.levels(batch_size), batch_size=batch_size)
-            record_at = (scenarios[0].num_steps,)
-            found.append(
-                Question(scenarios=scenarios, runners=task.runners, record_at=record_at, num_seeds=task.num_seeds)
-            )
+            found += task.questions(scenarios, (scenarios[0].num_steps,))
     return tuple(found)
 
 
@@ -136,8 +133,8 @@ def _there_is_one(rows: Any, voices: dict, source: str, about: str, name: str) -
 
 def _exceptions(rows: Any, name: str, is_crossing: bool) -> Iterator[str]:
     """Where the means say something else than one threshold."""
-    (x, sgd), (_, adaptive) = curves(rows, "training", "DP-SGD"), curves(rows, "training", name)
-    gap = (sgd - adaptive).mean(axis=1)
+    x, gap = gaps(rows, "training", name)
+    gap = gap.mean(axis=1)
     if not is_crossing:
         better = name if gap[-1] > 0 else "DP-SGD"
         yield f"The means do not cross: {better} is better at the largest noise, and before it."

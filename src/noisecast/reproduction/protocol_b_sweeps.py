@@ -21,6 +21,7 @@ from noisecast.reproduction.tasks import (
     Numbers,
     Scale,
     Task,
+    repeatable,
 )
 from noisecast.reproduction.which_task import task_of
 from noisecast.runners import Moments, Training
@@ -37,12 +38,11 @@ class Finer:
     """A task's second sweep, at the clip norm at which learning rates are compared.
 
     Args:
-      noise_multipliers: at which something is learnt; far apart, for the slope.   num_seeds: of every cell.
+      noise_multipliers: at which something is learnt; far apart, for the slope.
       learning_rates: by optimizer class; none of the first sweep, so that each row is of one of them.
     """
 
     noise_multipliers: Numbers
-    num_seeds: int
     learning_rates: Mapping[type, Numbers]
 
 
@@ -50,16 +50,16 @@ def _half_octaves(first: float, count: int) -> Numbers:
     return tuple(float(f"{first * 2 ** (k / 2):.4g}") for k in range(count))
 
 
-def _finer(levels: Numbers, num_seeds: int, sgd: tuple[float, int], adaptive: tuple[float, int]) -> Finer:
+def _finer(levels: Numbers, sgd: tuple[float, int], adaptive: tuple[float, int]) -> Finer:
     """From (lowest learning rate, how many) of either kind."""
     rates = dict.fromkeys((DPSignSGD, DPAdam), _half_octaves(*adaptive))
-    return Finer(levels, num_seeds, {DPSGD: _half_octaves(*sgd), **rates})
+    return Finer(levels, {DPSGD: _half_octaves(*sgd), **rates})
 
 
 FINER = {
-    IMDB.name: _finer((5.42, 2.71, 1.36), 40, sgd=(0.26, 13), adaptive=(0.0127, 9)),
-    FORUM.name: _finer((2.824, 1.412, 0.706), 8, sgd=(0.42, 13), adaptive=(0.0079, 9)),
-    MOVIELENS_CENTRED.name: _finer((0.3, 0.15, 0.075), 6, sgd=(0.068, 12), adaptive=(0.00044, 8)),
+    IMDB.name: _finer((5.42, 2.71, 1.36), sgd=(0.26, 13), adaptive=(0.0127, 9)),
+    FORUM.name: _finer((2.824, 1.412, 0.706), sgd=(0.42, 13), adaptive=(0.0079, 9)),
+    MOVIELENS_CENTRED.name: _finer((0.3, 0.15, 0.075), sgd=(0.068, 12), adaptive=(0.00044, 8)),
 }
 
 
@@ -70,8 +70,8 @@ class Plan:
     Args:
       task: with its epochs and grids.   noise_multipliers: where it is tuned.   num_seeds: of every cell.
       grids: by optimizer class, as in the paper.   more: learning rates that are added afterwards.
-      forecast: the noise multipliers at which the cells of one clip norm are forecast.   score: of a cell.
-      finer: whether the second sweep is run, too.
+      forecast: whether that of which slopes are taken is forecast: the second sweep, else the cells of one clip norm.
+      finer_seeds: of every cell of the second sweep; 0: there is none.   score: of a cell.
     """
 
     task: Task
@@ -79,17 +79,17 @@ class Plan:
     num_seeds: int
     grids: Mapping[type, tuple[Numbers, Numbers]]
     more: Mapping[type, Numbers]
-    forecast: Numbers
+    forecast: bool
+    finer_seeds: int
     score: Score = MEAN_OF_LAST_EPOCHS
-    finer: bool = True
 
 
 def _more(task: Task, adaptive: Numbers = ()) -> dict[type, Numbers]:
     return {DPSGD: task.more_learning_rates, DPSignSGD: adaptive, DPAdam: adaptive}
 
 
-def _papers(task: Task, adaptive: Numbers = (), *, finer: bool = False) -> Plan:
-    return Plan(task, task.budgets, 1, task.protocol_b, _more(task, adaptive), task.budgets, finer=finer)
+def _papers(task: Task, adaptive: Numbers = (), *, finer_seeds: int = 0) -> Plan:
+    return Plan(task, task.budgets, 1, task.protocol_b, _more(task, adaptive), forecast=True, finer_seeds=finer_seeds)
 
 
 _LOWER, _LOWER_MOVIELENS = (0.001, 0.003), (0.00001, 0.00003)  # than the adaptive optimizers have in the paper
@@ -106,20 +106,22 @@ def _movielens_quick() -> Plan:
     """The start that can learn, alone; in five epochs, too few to take the mean of the last five."""
     task = replace(MOVIELENS_CENTRED_QUICK, epochs=5)
     noise = (66.48, 3.32, 1.33, 0.66)
-    return Plan(task, noise, 3, _MOVIELENS, _more(task, _LOWER_MOVIELENS), (3.32, 1.33, 0.66), Score("loss", "final"))
+    more, score = _more(task, _LOWER_MOVIELENS), Score("loss", "final")
+    return Plan(task, noise, 3, _MOVIELENS, more, forecast=True, finer_seeds=5, score=score)
 
 
 PLANS: dict[Scale, tuple[Plan, ...]] = {
     "quick": (
         Plan(
-            replace(IMDB_QUICK, epochs=50),
+            replace(IMDB_QUICK, epochs=40),
             # A slope needs levels far apart, DP-SGD's best rate inside its grid, and losses that learning lowers: above
             # z = 7 the best is what chance makes lowest. The first level is for the grid that is too high.
             (271.23, 6.78, 3.39, 2.26),
             6,
             {DPSGD: ((0.5, 1, 2, 3.5, 5, 6), (0.1, 0.5)), DPSignSGD: _IMDB_ADAPTIVE, DPAdam: _IMDB_ADAPTIVE},
             _more(IMDB, _LOWER),
-            (271.23, 6.78, 3.39, 2.26),
+            forecast=True,
+            finer_seeds=30,
         ),
         Plan(
             replace(FORUM_QUICK, epochs=25),
@@ -128,12 +130,13 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
             {DPSGD: ((0.1, 0.5, 1, 2, 5), (0.1, 0.5)), DPSignSGD: _FORUM_ADAPTIVE, DPAdam: _FORUM_ADAPTIVE},
             # Higher ones, too: with 20 classes the best of half of the levels is the highest of the paper's grid.
             {DPSGD: (*FORUM.more_learning_rates, 10, 25), DPSignSGD: (0.3,), DPAdam: (0.3,)},
-            (),
+            forecast=False,
+            finer_seeds=8,
         ),
         _movielens_quick(),
     ),
     "paper": (
-        _papers(IMDB, _LOWER, finer=True),
+        _papers(IMDB, _LOWER, finer_seeds=40),
         _papers(FORUM),
         *(_papers(task, _LOWER_MOVIELENS) for task in (MOVIELENS_PAPER_LIKE, MOVIELENS_CENTRED)),
     ),
@@ -159,18 +162,18 @@ def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:
     for kind, (rates, clips) in plan.grids.items():
         more = tuple(rate for rate in plan.more[kind] if rate not in rates)
         grids.append((kind(learning_rate=1.0), Grid((*more, *rates), clips)))
-    sweep = {"noise_multipliers": plan.noise_multipliers, "num_seeds": plan.num_seeds, "runners": [Training()]}
-    yield protocol_b_question(problem, base.mechanism, grids, **asked, **sweep)
-    if plan.forecast:
+    sweep = {"noise_multipliers": plan.noise_multipliers, "runners": [Training()]}
+    yield repeatable(protocol_b_question(problem, base.mechanism, grids, **asked, **sweep), plan.num_seeds)
+    if plan.forecast and not plan.finer_seeds:
         at_clip = [(optimizer, Grid(grid.learning_rates, (clip,))) for optimizer, grid in grids]
-        forecast = {"noise_multipliers": plan.forecast, "runners": [MOMENTS]}
+        forecast = {"noise_multipliers": plan.noise_multipliers, "runners": [MOMENTS]}
         yield protocol_b_question(problem, base.mechanism, at_clip, **asked, **forecast)
-    if plan.finer:
+    if plan.finer_seeds:
         finer = FINER[task_of(problem.name).name]
         grids = [(kind(learning_rate=1.0), Grid(rates, (clip,))) for kind, rates in finer.learning_rates.items()]
         asked |= {"noise_multipliers": finer.noise_multipliers}
-        again = {"num_seeds": finer.num_seeds, "runners": [Training()]}
-        yield protocol_b_question(problem, base.mechanism, grids, **asked, **again)
+        again = protocol_b_question(problem, base.mechanism, grids, **asked, runners=[Training()])
+        yield repeatable(again, plan.finer_seeds)
         if plan.forecast:
             yield protocol_b_question(problem, base.mechanism, grids, **asked, runners=[MOMENTS])
 

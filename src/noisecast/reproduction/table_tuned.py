@@ -33,6 +33,7 @@ from noisecast.reproduction.tasks import (
     Numbers,
     Scale,
     Task,
+    repeatable,
 )
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.runners import Moments, Training
@@ -80,8 +81,8 @@ def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:
         "target_delta": base.target_delta,
         "score": LOSS,
     }
-    trained = {"runners": [Training()], "num_seeds": plan.num_seeds}
-    yield protocol_b_question(problem, base.mechanism, grids, **asked, **trained)
+    trained = protocol_b_question(problem, base.mechanism, grids, **asked, runners=[Training()])
+    yield repeatable(trained, plan.num_seeds)
     if plan.is_forecast:
         yield protocol_b_question(problem, base.mechanism, grids, **asked, runners=[MOMENTS])
 

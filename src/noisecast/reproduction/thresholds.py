@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from noisecast.reproduction.fits import LOST, Estimate, by_seed, last_crossing
+from noisecast.reproduction.fits import LOST, Estimate, last_crossing
 from noisecast.reproduction.tasks import FORUM, IMDB, MOVIELENS_CENTRED, MOVIELENS_PAPER_LIKE
 from noisecast.reproduction.which_task import task_of
 from noisecast.theory.optimal import (
@@ -76,20 +76,28 @@ def _columns(found: Estimate, axis: _Axis) -> dict[str, float]:
     }  # fmt: skip
 
 
-def curves(rows: Any, runner: str, optimizer: str) -> tuple[np.ndarray, np.ndarray]:
-    """Final losses at one batch size: noise multipliers (points,), losses (points, seeds)."""
-    chosen: Any = rows[(rows["metric"] == "loss") & (rows["runner"] == runner) & (rows["optimizer"] == optimizer)]
+def gaps(rows: Any, runner: str, optimizer: str) -> tuple[np.ndarray, np.ndarray]:
+    """DP-SGD's final loss less the other's at one batch size, seed by seed of those that both have.
+
+    Returns: noise multipliers (points,), gaps (points, seeds); empty where the runner was not asked.
+    """
+    chosen: Any = rows[(rows["metric"] == "loss") & (rows["runner"] == runner)]
     # A diverged run has lost, by however much: no mean may hide it.
-    values = chosen["value"].where(chosen["status"] != "diverged", LOST)
-    return by_seed(chosen.assign(seed=chosen["seed"].fillna(0), value=values))
+    chosen = chosen.assign(
+        value=chosen["value"].where(chosen["status"] != "diverged", LOST), seed=chosen["seed"].fillna(0)
+    )
+    found = {name: part.pivot(index="noise_multiplier", columns="seed", values="value")
+             for name, part in chosen.groupby("optimizer")}  # fmt: skip
+    if not found:
+        return np.empty(0), np.empty((0, 0))
+    gap = (found["DP-SGD"] - found[optimizer]).dropna(axis=1)
+    return gap.index.to_numpy(float), gap.to_numpy(float)
 
 
 def _measured(rows: Any, runner: str, optimizer: str) -> Estimate:
-    if rows[(rows["runner"] == runner) & (rows["metric"] == "loss")].empty:
-        return Estimate(np.nan, np.nan, np.nan)
-    (x, sgd), (_, adaptive) = curves(rows, runner, "DP-SGD"), curves(rows, runner, optimizer)
+    found = gaps(rows, runner, optimizer)
     # The last, for with little noise DP-SGD may need more steps than it has, and is the worse one again.
-    return last_crossing(x, sgd - adaptive)
+    return last_crossing(*found) if found[1].size else Estimate(np.nan, np.nan, np.nan)
 
 
 def _corrected(rows: Any, optimizer: str) -> Estimate:

@@ -29,6 +29,7 @@ class Ledger:
       trials: the law that the number of runs was drawn from; None: a grid that was fixed beforehand.
       cells: all that a trial could have drawn; empty for a grid.
       has_grown: whether runs were added after others could be looked at: which ones, their metrics may have decided.
+      answers: (scenario id, runner) of all that other runners were asked; None: not known, of an older version.
     """
 
     runs: Mapping[tuple[str, int], Run]
@@ -36,13 +37,16 @@ class Ledger:
     trials: TrialDistribution | None = None
     cells: tuple[Cell, ...] = ()
     has_grown: bool = False
+    answers: frozenset[tuple[str, str]] | None = frozenset()
 
     def after(self, before: Ledger | None) -> Ledger:
         """This ledger of a store where runs have finished under another one; None: nobody knows under which."""
         if before is None:
             return replace(self, has_grown=True)
         added = not self.runs.keys() <= before.runs.keys()
-        return replace(self, runs={**before.runs, **self.runs}, has_grown=before.has_grown or added)
+        known = self.answers is not None and before.answers is not None
+        answers = self.answers | before.answers if known else None
+        return replace(self, runs={**before.runs, **self.runs}, has_grown=before.has_grown or added, answers=answers)
 
 
 def ledger_as_data(ledger: Ledger) -> dict[str, Any]:
@@ -56,6 +60,7 @@ def ledger_as_data(ledger: Ledger) -> dict[str, Any]:
         "trials": None if ledger.trials is None else {"kind": str(ledger.trials.kind), "mean": ledger.trials.mean},
         "is_private": ledger.is_private,
         "has_grown": ledger.has_grown,
+        "answers": None if ledger.answers is None else sorted(ledger.answers),
     }
 
 
@@ -70,6 +75,7 @@ def ledger_from(data: dict[str, Any]) -> Ledger:
         has_grown=data["has_grown"],
         trials=None if data["trials"] is None else TrialDistribution(**data["trials"]),
         cells=tuple((mechanisms[m], steps) for m, steps in data["cells"]),
+        answers=None if data.get("answers") is None else frozenset((s, runner) for s, runner in data["answers"]),
     )
 
 
@@ -88,8 +94,10 @@ def ledger_of(
     """
     if (trials is None) != (not drawn_from):
         raise ValueError("Expected both trials and what they were drawn from, or neither; give both for random trials.")
-    runs = {}
+    runs, answers = {}, set()
     for question in questions:
+        names = [runner.name for runner in question.runners if runner.name != Training.name]
+        answers |= {(scenario.id, name) for scenario in question.scenarios for name in names}
         if any(isinstance(runner, Training) for runner in question.runners):
             for scenario in filter(_is_trained, question.scenarios):
                 runs |= {(scenario.id, seed): _run(scenario, seed) for seed in _seeds(question)}
@@ -98,6 +106,7 @@ def ledger_of(
         is_private=all(question.insecure_seeds is None for question in questions),
         trials=trials,
         cells=tuple((s.mechanism, s.num_steps) for _, s in _cells(drawn_from)),
+        answers=frozenset(answers),
     )
 
 

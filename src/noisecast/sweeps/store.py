@@ -205,8 +205,7 @@ class Store:
         holders: dict[tuple, str] = {}
         for name, rows in parts.items():
             runs = set(rows[_RUN].drop_duplicates().itertuples(index=False, name=None))
-            trained = {(scenario, seed) for scenario, runner, seed in runs if runner == Training.name}
-            if ledger is not None and not trained <= ledger.runs.keys():
+            if ledger is not None and not all(_is_listed(run, ledger) for run in runs):
                 raise ValueError(f"{self._shards / name} is of another sweep than ledger.json lists; move it away.")
             for other in {holders[run] for run in runs & holders.keys()}:
                 if set(self.finished[name].cells).isdisjoint(self.finished[other].cells):
@@ -231,6 +230,13 @@ class Store:
         """Remove what a killed writer left half-written: hidden, and never read."""
         for path in [*self._shards.glob(".*"), *self.folder.glob(".key.*"), *self.folder.glob(".*.json.*")]:
             path.unlink(missing_ok=True)
+
+
+def _is_listed(run: tuple[str, str, int | None], ledger: Ledger) -> bool:
+    scenario, runner, seed = run
+    if runner == Training.name:
+        return (scenario, seed) in ledger.runs
+    return ledger.answers is None or (scenario, runner) in ledger.answers
 
 
 def _as_bytes(table: pd.DataFrame, finished: Finished) -> bytes:
