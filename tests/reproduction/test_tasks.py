@@ -84,6 +84,18 @@ def test_seeds_are_known_and_every_optimizer_has_its_number():
     assert sorted(s.id for q in asked for s in q.scenarios) == sorted(s.id for s in scenarios)
 
 
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("figure", ["protocol_b_sweeps", "table_tuned"])
+def test_all_questions_of_a_tuning_figure_have_known_seeds(figure, scale):
+    """A sweep's runs are all from known seeds, or none is: forecasts as well, though they have none."""
+    module = importlib.import_module(f"noisecast.reproduction.{figure}")
+    for plan in module.PLANS[scale]:
+        problem = replace(toy_problem(), name=f"toy {plan.task.key.replace('-', ', ', 1)}")
+        task = replace(plan.task, load=lambda _, problem=problem: problem)
+        asked = list(module._questions(replace(plan, task=task), None))
+        assert asked and all(question.insecure_seeds for question in asked)
+
+
 def test_classes_are_chosen_by_number():
     data = Dataset("toy", np.eye(4, dtype=np.float32), np.array([2, 0, 1, 0]), ("a", "b", "c"))
     part = _with_classes(data, 2)

@@ -162,20 +162,21 @@ def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:
     for kind, (rates, clips) in plan.grids.items():
         more = tuple(rate for rate in plan.more[kind] if rate not in rates)
         grids.append((kind(learning_rate=1.0), Grid((*more, *rates), clips)))
-    sweep = {"noise_multipliers": plan.noise_multipliers, "runners": [Training()]}
-    yield repeatable(protocol_b_question(problem, base.mechanism, grids, **asked, **sweep), plan.num_seeds)
+
+    def question(grids: Any, runner: Any, noise_multipliers: Numbers, num_seeds: int = 1) -> Question:
+        of = {"noise_multipliers": noise_multipliers, "runners": [runner]}
+        return repeatable(protocol_b_question(problem, base.mechanism, grids, **asked, **of), num_seeds)
+
+    yield question(grids, Training(), plan.noise_multipliers, plan.num_seeds)
     if plan.forecast and not plan.finer_seeds:
         at_clip = [(optimizer, Grid(grid.learning_rates, (clip,))) for optimizer, grid in grids]
-        forecast = {"noise_multipliers": plan.noise_multipliers, "runners": [MOMENTS]}
-        yield protocol_b_question(problem, base.mechanism, at_clip, **asked, **forecast)
+        yield question(at_clip, MOMENTS, plan.noise_multipliers)
     if plan.finer_seeds:
         finer = FINER[task_of(problem.name).name]
         grids = [(kind(learning_rate=1.0), Grid(rates, (clip,))) for kind, rates in finer.learning_rates.items()]
-        asked |= {"noise_multipliers": finer.noise_multipliers}
-        again = protocol_b_question(problem, base.mechanism, grids, **asked, runners=[Training()])
-        yield repeatable(again, plan.finer_seeds)
+        yield question(grids, Training(), finer.noise_multipliers, plan.finer_seeds)
         if plan.forecast:
-            yield protocol_b_question(problem, base.mechanism, grids, **asked, runners=[MOMENTS])
+            yield question(grids, MOMENTS, finer.noise_multipliers)
 
 
 def sweeps(rows: Any) -> tuple[Any, Any]:

@@ -84,7 +84,7 @@ def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:
     trained = protocol_b_question(problem, base.mechanism, grids, **asked, runners=[Training()])
     yield repeatable(trained, plan.num_seeds)
     if plan.is_forecast:
-        yield protocol_b_question(problem, base.mechanism, grids, **asked, runners=[MOMENTS])
+        yield repeatable(protocol_b_question(problem, base.mechanism, grids, **asked, runners=[MOMENTS]), 1)
 
 
 def data(table: Any) -> pd.DataFrame:
