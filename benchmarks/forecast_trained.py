@@ -31,8 +31,9 @@ from noisecast.optimizers import DPSGD, OPTIMIZERS, DPAdam, DPSignSGD
 from noisecast.problems.problem import Problem
 from noisecast.protocols import Score, cells, tuned
 from noisecast.question import Question
+from noisecast.reproduction.fits import last_crossing
 from noisecast.reproduction.tasks import IMDB, Setting, Task
-from noisecast.reproduction.thresholds import curves, last_crossing
+from noisecast.reproduction.thresholds import gaps
 from noisecast.runners import Training
 from noisecast.scenario import Scenario
 from noisecast.sweeps import run_sweep
@@ -133,8 +134,7 @@ def crossing(task: Task, problem: Problem, batch_size: int, store: Path, num_see
     around = np.round(np.array(FACTORS) * last.noise_multiplier, 2)
     rows = _trained([_at(scenario, noise) for scenario in pair for noise in around], store, num_seeds)
     ends = rows[rows["step"] == rows["num_steps"]]
-    (noises, sgd), (_, sign) = (curves(ends, "training", scenario.optimizer.name) for scenario in pair)
-    trained = last_crossing(noises, sgd - sign)
+    trained = last_crossing(*gaps(ends, "training", pair[1].optimizer.name))
     is_found = np.isfinite(trained.value)
     return {
         "batch_size": batch_size, "forecast": last, "trained": trained, "theorem": found.theorem,

@@ -44,8 +44,9 @@ class Ledger:
         if before is None:
             return replace(self, has_grown=True)
         added = not self.runs.keys() <= before.runs.keys()
-        known = self.answers is not None and before.answers is not None
-        answers = self.answers | before.answers if known else None
+        answers = None
+        if self.answers is not None and before.answers is not None:
+            answers = self.answers | before.answers
         return replace(self, runs={**before.runs, **self.runs}, has_grown=before.has_grown or added, answers=answers)
 
 
