@@ -17,7 +17,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/noisecast demo
 
-# A file is one worker's: what a module sets up, and what is compiled for it, is done once.
+# A file is one worker's: what a module sets up, and what is compiled for it, is done once. A worker is one core's: more
+# threads of its linear algebra would wait for the other worker's.
+test test-all: export OPENBLAS_NUM_THREADS ?= 1
+
 test: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 

@@ -168,6 +168,7 @@ def small_task():
     return dataclasses.replace(IMDB, tuned=tuned, epochs=20), problem
 
 
+@pytest.mark.slow
 def test_a_named_setting_is_compared_with_the_best_of_its_sweep(small_task, tmp_path, monkeypatch):
     monkeypatch.setattr(forecast_trained, "OPTIMIZERS", (DPSGD, DPSignSGD))
     monkeypatch.setattr(forecast_trained, "RATES", {kind: (1e-4, 0.1) for kind in forecast_trained.RATES})
@@ -180,6 +181,7 @@ def test_a_named_setting_is_compared_with_the_best_of_its_sweep(small_task, tmp_
     assert (gaps < 4 * table["standard_error"] / table["value"] + 0.03).all()
 
 
+@pytest.mark.slow
 def test_a_crossing_is_trained_where_it_is_forecast(small_task, tmp_path):
     found = forecast_trained.crossing(*small_task, 32, tmp_path, 64)
     trained, forecast = found["trained"], found["forecast"]

@@ -187,6 +187,7 @@ def cancer():
     return problem, SampledGaussian(noise_multiplier=6.0, l2_clip_norm=2.0, sampler=sampler)
 
 
+@pytest.mark.slow
 def test_no_cell_of_a_dense_grid_is_better(cancer):
     """Within 0.3 %; a factor of two in the learning rate is seen."""
     problem, mechanism = cancer

@@ -1,8 +1,6 @@
 """The audits themselves: every sampler, optimizer and engine; and the command."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,10 +8,12 @@ import pytest
 from noisecast import DPSGD, FixedSize, Poisson, SampledGaussian, Shuffled, Stream, engines
 from noisecast.audit import LowerBound, Verdict, canary, one_run_audit, white_box_audit
 from noisecast.audit.standard import standard_audits
+from noisecast.cli import main
 from noisecast.optimizers import OPTIMIZERS
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.noise import RandomRoot
 
+QUICK_AUDIT = ["--engine", "row_sparse", "--runs", "1000", "--insecure-seed", "1", "--json"]
 ROOT = RandomRoot.from_insecure_seed(20261121)
 REPLACE = Adjacency.REPLACE_ONE
 
@@ -121,7 +121,7 @@ def test_no_attack_beats_the_accountant(sampler, adjacency, num_steps, engine, o
 
 
 def test_a_shown_bound_is_rounded_down_and_a_shown_epsilon_up(monkeypatch, capsys):
-    from noisecast.cli import audit, main
+    from noisecast.cli import audit
 
     bound = LowerBound(1.2349, 1e-5, 0.999, "a rule")
     found = Verdict("an attack", "DP-SGD", "dense", 1.99801, bound, 100, "parameters")
@@ -132,37 +132,33 @@ def test_a_shown_bound_is_rounded_down_and_a_shown_epsilon_up(monkeypatch, capsy
     assert "1.234" in said.out and "1.999" in said.out
 
 
-def noisecast(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "noisecast", "audit", *arguments], capture_output=True, text=True)
-
-
-def test_the_command_audits_a_scenario_file(tmp_path):
+def test_the_command_audits_a_scenario_file(tmp_path, capsys):
     path = tmp_path / "scenario.toml"
     path.write_text(
         'num_steps = 2\ntarget_delta = 0.01\n[problem]\nkind = "bundled"\nname = "iris"\n'
         '[mechanism]\nnoise_multiplier = 2.0\nl2_clip_norm = 0.5\nbatch_size = 120\nsampler = "shuffled"\n'
         '[[optimizer]]\nname = "dp-sgd"\nlearning_rate = 0.1\n'
     )
-    done = noisecast(str(path), "--engine", "row_sparse", "--runs", "1000", "--insecure-seed", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    (verdict,) = json.loads(done.stdout)["verdicts"]
+    assert main(["audit", str(path), *QUICK_AUDIT]) == 0
+    (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
     assert verdict["is_consistent"] and 0 <= verdict["lower_bound"] <= verdict["epsilon"]
 
 
-def test_a_file_with_several_mechanisms_is_one_audit_each_and_says_which(tmp_path):
+def test_a_file_with_several_mechanisms_is_one_audit_each_and_says_which(tmp_path, capsys):
     path = tmp_path / "scenario.toml"
     path.write_text(
         'num_steps = 2\ntarget_delta = 0.01\n[problem]\nkind = "bundled"\nname = "iris"\n'
         '[mechanism]\nnoise_multiplier = 2.0\nl2_clip_norm = [0.5, 1.0]\nbatch_size = 120\nsampler = "shuffled"\n'
         '[[optimizer]]\nname = "dp-sgd"\nlearning_rate = [0.1, 0.2]\n'
     )
-    done = noisecast(str(path), "--engine", "row_sparse", "--runs", "1000", "--insecure-seed", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    half, whole = (verdict["what"] for verdict in json.loads(done.stdout)["verdicts"])  # a rate is the audit's own
+    assert main(["audit", str(path), *QUICK_AUDIT]) == 0
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    half, whole = (each["what"] for each in verdicts)  # a rate is the audit's own
     assert half.startswith("noise 2, clip 0.5, ") and whole.startswith("noise 2, clip 1, ")
 
 
-def test_the_command_refuses_in_one_sentence():
+def test_the_command_refuses_in_one_sentence(capsys):
     for arguments, words in [(["--runs", "3"], "--runs >= 100"), (["--confidence", "1"], "--confidence < 1")]:
-        done = noisecast(*arguments)
-        assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
+        assert main(["audit", *arguments]) == 2
+        said = capsys.readouterr().err
+        assert words in said and len(said.splitlines()) == 1

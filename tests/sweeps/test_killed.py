@@ -24,11 +24,11 @@ def workers_of(driver: subprocess.Popen) -> list[int]:
 
 @pytest.mark.parametrize(
     "num_groups, kills",
-    [(12, 2), pytest.param(200, 20, marks=pytest.mark.slow)],
+    [(5, 2), pytest.param(200, 20, marks=pytest.mark.slow)],
 )
 def test_a_store_that_was_killed_again_and_again_equals_an_undisturbed_one(tmp_path, num_groups, kills):
     rng = random.Random(7)
-    undisturbed = run_sweep(questions(num_groups, insecure_seeds=(0, 1)), tmp_path / "undisturbed", workers=1)
+    undisturbed = run_sweep(questions(num_groups, insecure_seeds=(0, 1)), tmp_path / "undisturbed", workers=0)
     store, command = tmp_path / "store", [sys.executable, str(SCRIPT)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     drivers_killed = workers_killed = 0

@@ -40,7 +40,8 @@ def plain_numbers(axis: Any) -> None:
 
     low, high = axis.get_view_interval()
     ratio = high / low
-    between = range(1, 10) if ratio < 3 else (1, 2, 3, 5) if ratio < 10 else (1, 2, 5) if ratio < 300 else (1,)
+    steps = {3: range(1, 10), 10: (1, 2, 3, 5), 60: (1, 2, 5), 1000: (1, 3)}
+    between = next((some for most, some in steps.items() if ratio < most), (1,))
     axis.set_major_locator(LogLocator(subs=between, numticks=20))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())

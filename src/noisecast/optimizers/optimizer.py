@@ -42,5 +42,8 @@ def with_learning_rate(optimizer: Optimizer, learning_rate: float) -> Optimizer:
 
 
 def check_learning_rate(learning_rate: float) -> None:
-    if not (isinstance(learning_rate, int | float) and 0 < learning_rate < math.inf):
+    # A float32 of 0.1 is another rate than 0.1, and no scenario file can hold one.
+    if not isinstance(learning_rate, int | float) or isinstance(learning_rate, bool):
+        raise ValueError(f"Expected learning_rate as an int or a float, got {learning_rate!r}.")
+    if not 0 < learning_rate < math.inf:
         raise ValueError(f"Expected 0 < learning_rate < inf, got {learning_rate}.")

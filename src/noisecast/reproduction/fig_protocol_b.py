@@ -234,6 +234,10 @@ def draw(frame: pd.DataFrame) -> Figure:
             panels[0].set_ylabel(f"{title_of(str(problem))}\nbest training loss (non-private)")
             _draw_rates(panels[2], rows)
             _draw_finer(panels[2], sweeps(frame[frame["problem"] == problem])[1])
+            panels[2].set(xlabel="nominal ε of the paper (no guarantee)", ylabel="best learning rate")
+            panels[2].set(xscale="log", yscale="log")
+            plain_numbers(panels[2].xaxis)
+            plain_numbers(panels[2].yaxis)
         figure.legend(handles=_handles(frame), loc="outside lower center", ncols=3)
     return figure
 
@@ -286,9 +290,6 @@ def _draw_rates(panel: Any, rows: Any) -> None:
         x = again["nominal_epsilon"].to_numpy(float)
         middle = np.exp(np.mean(np.log(again["learning_rate"].to_numpy(float)) - np.log(x)))
         panel.plot(x, middle * x, color="black", linewidth=0.8, linestyle=(0, (1, 2)))
-    panel.set(xscale="log", yscale="log", xlabel="nominal ε of the paper (no guarantee)", ylabel="best learning rate")
-    plain_numbers(panel.xaxis)
-    plain_numbers(panel.yaxis)
 
 
 def _draw_finer(panel: Any, rows: Any) -> None:

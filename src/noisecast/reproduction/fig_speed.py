@@ -52,7 +52,7 @@ def _tasks(scale: Scale) -> Iterator[Task]:
     """An early rate is a small difference of noisy losses: quickly, with more seeds where they are cheap."""
     for task in TASKS[scale]:
         few = replace(task, seeds_of={})
-        yield replace(few, num_seeds=24, seeds_of={DPSGD: 60}) if task is IMDB_QUICK else few
+        yield replace(few, num_seeds=16, seeds_of={DPSGD: 60}) if task is IMDB_QUICK else few
 
 
 def _questions(task: Task, data_dir: Path | None) -> tuple[Question, ...]:

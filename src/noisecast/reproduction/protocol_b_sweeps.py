@@ -45,6 +45,11 @@ class Finer:
     noise_multipliers: Numbers
     learning_rates: Mapping[type, Numbers]
 
+    @property
+    def ends(self) -> Numbers:
+        """The most noise and the least."""
+        return self.noise_multipliers[0], self.noise_multipliers[-1]
+
 
 def _half_octaves(first: float, count: int) -> Numbers:
     return tuple(float(f"{first * 2 ** (k / 2):.4g}") for k in range(count))
@@ -71,7 +76,9 @@ class Plan:
       task: with its epochs and grids.   noise_multipliers: where it is tuned.   num_seeds: of every cell.
       grids: by optimizer class, as in the paper.   more: learning rates that are added afterwards.
       forecast: whether that of which slopes are taken is forecast: the second sweep, else the cells of one clip norm.
-      finer_seeds: of every cell of the second sweep; 0: there is none.   score: of a cell.
+      finer_seeds: of every cell of the second sweep; 0: there is none.
+      only_ends: whether the second sweep is of its `ends` alone: what lies midway has no weight in a slope.
+      score: of a cell.
     """
 
     task: Task
@@ -81,6 +88,7 @@ class Plan:
     more: Mapping[type, Numbers]
     forecast: bool
     finer_seeds: int
+    only_ends: bool = False
     score: Score = MEAN_OF_LAST_EPOCHS
 
 
@@ -107,7 +115,7 @@ def _movielens_quick() -> Plan:
     task = replace(MOVIELENS_CENTRED_QUICK, epochs=5)
     noise = (66.48, 3.32, 1.33, 0.66)
     more, score = _more(task, _LOWER_MOVIELENS), Score("loss", "final")
-    return Plan(task, noise, 3, _MOVIELENS, more, forecast=True, finer_seeds=5, score=score)
+    return Plan(task, noise, 3, _MOVIELENS, more, forecast=True, finer_seeds=3, only_ends=True, score=score)
 
 
 PLANS: dict[Scale, tuple[Plan, ...]] = {
@@ -117,11 +125,12 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
             # A slope needs levels far apart, DP-SGD's best rate inside its grid, and losses that learning lowers: above
             # z = 7 the best is what chance makes lowest. The first level is for the grid that is too high.
             (271.23, 6.78, 3.39, 2.26),
-            6,
+            4,
             {DPSGD: ((0.5, 1, 2, 3.5, 5, 6), (0.1, 0.5)), DPSignSGD: _IMDB_ADAPTIVE, DPAdam: _IMDB_ADAPTIVE},
             _more(IMDB, _LOWER),
             forecast=True,
-            finer_seeds=30,
+            finer_seeds=36,
+            only_ends=True,
         ),
         Plan(
             replace(FORUM_QUICK, epochs=25),
@@ -132,6 +141,7 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
             {DPSGD: (*FORUM.more_learning_rates, 10, 25), DPSignSGD: (0.3,), DPAdam: (0.3,)},
             forecast=False,
             finer_seeds=8,
+            only_ends=True,
         ),
         _movielens_quick(),
     ),
@@ -174,9 +184,10 @@ def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:
     if plan.finer_seeds:
         finer = FINER[task_of(problem.name).name]
         grids = [(kind(learning_rate=1.0), Grid(rates, (clip,))) for kind, rates in finer.learning_rates.items()]
-        yield question(grids, Training(), finer.noise_multipliers, plan.finer_seeds)
+        levels = finer.ends if plan.only_ends else finer.noise_multipliers
+        yield question(grids, Training(), levels, plan.finer_seeds)
         if plan.forecast:
-            yield question(grids, MOMENTS, finer.noise_multipliers)
+            yield question(grids, MOMENTS, levels)
 
 
 def sweeps(rows: Any) -> tuple[Any, Any]:

@@ -117,10 +117,10 @@ def best_rates(cube: Cube) -> dict[float, Estimate]:
 def slope(cube: Cube, other: Cube | None = None) -> Estimate:
     """Of log(best learning rate) against log(1 / noise multiplier); less that of `other`, if given.
 
-    Fitted where neither's best rate is at an edge; nan from fewer than three such noise multipliers.
+    Fitted where neither's best rate is at an edge; nan from fewer than two such noise multipliers.
     """
     inside = cube.is_inside() if other is None else cube.is_inside() & other.is_inside()
-    if inside.sum() < 3:
+    if inside.sum() < 2:
         return Estimate(np.nan, np.nan, np.nan)
     x = -np.log(cube.noise[inside])
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()
