@@ -12,7 +12,7 @@ from noisecast.reproduction import fig_protocol_b
 from noisecast.reproduction.claims import Claim
 from noisecast.reproduction.fig_protocol_b import best_cells, claims, data, draw, score_of
 from noisecast.reproduction.protocol_b_sweeps import FINER, PLANS
-from noisecast.reproduction.retuned import Cube, _bottom, _vertex, best_rates, slope
+from noisecast.reproduction.retuned import Cube, best_rates, slope
 from noisecast.reproduction.tasks import IMDB
 from noisecast.table import table_from
 
@@ -194,19 +194,6 @@ def test_no_rate_is_in_both_sweeps():
         finer = FINER[fig_protocol_b.task_of(plan.task.key.replace("-", ", ")).name]
         for kind, (rates, _) in plan.grids.items():
             assert not set(finer.learning_rates[kind]) & {*rates, *plan.more[kind]}
-
-
-def test_many_rates_place_a_flat_bottom_better_than_three():
-    """A cubic through the rates near the best, against the parabola through three."""
-    rng, x = np.random.default_rng(7), np.log(2) / 2 * np.arange(12)
-    true = 2.0
-    curve = 0.05 * (np.exp(1.2 * (x - true)) - 1.2 * (x - true) - 1)
-    noisy = curve + 0.003 * rng.normal(size=(400, len(x)))
-    cubic = np.array([_bottom(x, losses, np.ones(len(x))) for losses in noisy]) - true
-    three = np.array([_vertex(x, losses) for losses in noisy]) - true
-    print(f"\ncubic {cubic.mean():+.3f} ± {cubic.std():.3f}, three {three.mean():+.3f} ± {three.std():.3f}")
-    assert abs(_bottom(x, curve, np.ones(len(x))) - true) < 0.03
-    assert abs(cubic.mean()) < 0.06 and cubic.std() < 0.7 * three.std()
 
 
 def test_the_picture_has_the_finer_rates_with_intervals():

@@ -64,7 +64,7 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
         Plan(task, moves=True)
         for task in (
             replace(IMDB_QUICK, num_seeds=18, seeds_of={DPAdam: 7}),
-            replace(FORUM_QUICK, epochs=25, num_seeds=8, seeds_of={DPAdam: 5}),
+            replace(FORUM_QUICK, epochs=25, num_seeds=8, seeds_of={}),
             replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5, num_seeds=3, seeds_of={}, forecast=True),
         )
     ),

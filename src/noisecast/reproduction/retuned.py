@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 
 from noisecast.reproduction.fits import LOST, Estimate, bootstrap
+from noisecast.reproduction.valley import Valley
 from noisecast.table import DIVERGED
-
-REACH, FEWEST = np.log(2.9), 5  # rates within that factor of the best make a cubic, if there are so many
 
 
 class Cube:
@@ -30,23 +29,20 @@ class Cube:
         self.noise, self.clips, self.rates = (np.array(level, float) for level in levels)
         of_seeds = of_seeds.dropna(axis=1)  # seeds that lack a cell
         self.values = of_seeds.reindex(pd.MultiIndex.from_product(levels)).fillna(LOST).to_numpy(float)
-        spread = self.values.std(axis=1)
-        smallest = spread[spread > 0].min() if spread.any() else 1.0
-        # What weighs a cell in a fit: the same in every resample.
-        self.weights = self._by_cell(smallest / np.where(spread > 0, spread, smallest)).max(axis=1)
+        # The same in every resample; at every rate of the clip norm that is best there.
+        best = self._by_cell(self.values.mean(axis=1)).argmin(axis=1)[:, None, :, None]
+        of_cells = self.values.reshape(len(self.noise), len(self.clips), len(self.rates), -1)
+        of_rates = np.take_along_axis(of_cells, best, axis=1)[:, 0]
+        self.valleys = [Valley(np.log(self.rates), losses) for losses in of_rates]
 
     def losses(self, means: np.ndarray) -> np.ndarray:
         """The best mean loss at every noise multiplier."""
         return self._by_cell(means).min(axis=(1, 2))
 
     def rates_of(self, means: np.ndarray) -> np.ndarray:
-        """The best learning rate at every noise multiplier: the bottom of a curve in its logarithm.
-
-        Of a cubic through the rates near the best, each weighted by how well its loss is known; where fewer than
-        five are near, of a parabola through three.
-        """
-        losses, x = self._by_cell(means).min(axis=1), np.log(self.rates)
-        return np.exp([_bottom(x, row, weights) for row, weights in zip(losses, self.weights, strict=True)])
+        """The best learning rate at every noise multiplier: the bottom of a curve in its logarithm."""
+        losses = self._by_cell(means).min(axis=1)
+        return np.exp([valley.bottom(row) for valley, row in zip(self.valleys, losses, strict=True)])
 
     def is_inside(self) -> np.ndarray:
         """At which noise multipliers the best learning rate is not at an edge of what was tried."""
@@ -61,41 +57,6 @@ class Cube:
 
     def _by_cell(self, means: np.ndarray) -> np.ndarray:
         return means.reshape(len(self.noise), len(self.clips), len(self.rates))
-
-
-def _bottom(x: np.ndarray, losses: np.ndarray, weights: np.ndarray) -> float:
-    """Of one curve; the least itself where it is at an edge, or the fit has no bottom near it."""
-    best = int(losses.argmin())
-    for _ in range(3):  # the bottom found may be nearer to the next rate
-        near = (abs(x - x[best]) <= REACH) & (losses < LOST / 1e6)
-        if near.sum() < FEWEST:
-            return _vertex(x, losses)
-        found = _bottom_of_cubic(x[near] - x[best], losses[near], weights[near])
-        if not abs(found) <= REACH:
-            return float(x[losses.argmin()])
-        found += x[best]
-        if (closest := int(abs(x - found).argmin())) == best:
-            break
-        best = closest
-    return found
-
-
-def _bottom_of_cubic(x: np.ndarray, losses: np.ndarray, weights: np.ndarray) -> float:
-    """nan where it has none."""
-    cubic, square, linear, _ = np.polyfit(x, losses, 3, w=weights)
-    inner = square**2 - 3 * cubic * linear
-    return float(-linear / (square + np.sqrt(inner))) if inner >= 0 and square + np.sqrt(inner) > 0 else np.nan
-
-
-def _vertex(x: np.ndarray, losses: np.ndarray) -> float:
-    """Of the parabola through the least and its neighbours; at an edge the least itself."""
-    best = int(losses.argmin())
-    if not 0 < best < len(x) - 1:
-        return float(x[best])
-    left, right = x[best - 1] - x[best], x[best + 1] - x[best]
-    tilt_left, tilt_right = (losses[best - 1] - losses[best]) / left, (losses[best + 1] - losses[best]) / right
-    bend = (tilt_right - tilt_left) / (right - left)
-    return float(x[best] - (tilt_right - bend * right) / (2 * bend)) if bend > 0 else float(x[best])
 
 
 def cubes(rows: Any, runner: str, clip: float | None = None) -> dict[str, Cube]:
