@@ -28,6 +28,7 @@ class Valley:
     def __init__(self, x: np.ndarray, losses: np.ndarray):
         self._x, self._weights = x, _weights(x, losses)
         self._degree = self._least_degree(losses)
+        self._fits: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}  # resamples ask for few, a thousand times
 
     def bottom(self, losses: np.ndarray) -> float:
         """Of means over seeds, (rates,), of all of them or of a resample; x."""
@@ -36,10 +37,8 @@ class Valley:
             near = self._near(losses, best)
             if near.sum() < FEWEST:
                 return vertex(x, losses)
-            degree = min(self._degree, int(near.sum()) - 1)
-            fit = np.polyfit(x[near] - x[best], losses[near], degree, w=self._weights[near])
-            between = np.linspace(x[near][0], x[near][-1], 401)
-            found = vertex(between, np.polyval(fit, between - x[best]))
+            between, fit = self._fits.get(near.tobytes()) or self._fit(near)
+            found = vertex(between, fit @ losses[near])
             if not between[0] < found < between[-1]:
                 return float(x[losses.argmin()])
             if (closest := int(abs(x - found).argmin())) == best:
@@ -49,6 +48,15 @@ class Valley:
 
     def _near(self, losses: np.ndarray, best: int) -> np.ndarray:
         return (abs(self._x - self._x[best]) <= REACH) & (losses < LOST / 1e6)
+
+    def _fit(self, near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Places between the rates, and the matrix that makes the polynomial's values there of losses near the best."""
+        x, weights = self._x[near], self._weights[near]
+        between, degree = np.linspace(x[0], x[-1], 401), min(self._degree, len(x) - 1)
+        powers, powers_between = (np.vander(places - x.mean(), degree + 1) for places in (x, between))
+        found = between, powers_between @ np.linalg.pinv(weights[:, None] * powers) * weights
+        self._fits[near.tobytes()] = found
+        return found
 
     def _least_degree(self, losses: np.ndarray) -> int:
         means, seeds = losses.mean(axis=1), losses.shape[1]
