@@ -16,7 +16,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from noisecast.figures._style import RC
+from noisecast.figures._style import RC, plain_numbers
 from noisecast.optimizers import DPSGD, OPTIMIZERS
 from noisecast.protocols import Grid, Score, protocol_b_question, ranked
 from noisecast.question import Question
@@ -227,7 +227,8 @@ def draw(frame: pd.DataFrame) -> Figure:
             level = rows["noise_multiplier"].iloc[0]
             panels[0].set_ylabel(f"{title_of(problem)}, z = {level:g}\nclip norm")
             image = mpl.cm.ScalarMappable(_norm(best), _COLOURS)  # type: ignore[attr-defined]
-            figure.colorbar(image, ax=list(panels), label="final training loss (non-private)", extend="max")
+            bar = figure.colorbar(image, ax=list(panels), label="final training loss (non-private)", extend="max")
+            plain_numbers(bar.ax.yaxis)
         figure.suptitle(
             "Black frame: the best. Grey: not told apart from it (95 %, paired seeds). ×: the paper's. "
             f"Means of {trained['num_seeds'].max()} seeds; –: diverged",
