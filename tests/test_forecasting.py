@@ -206,9 +206,8 @@ def test_no_cell_of_a_dense_grid_is_better(cancer):
     assert value(2 * best.learning_rate, best.l2_clip_norm) > 1.003 * min(grid)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [pytest.param(DPSGD, marks=pytest.mark.slow), pytest.param(DPSignSGD, marks=pytest.mark.slow), DPAdam]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [DPSGD, DPSignSGD, DPAdam])
 def test_the_best_cell_trains_better_than_its_neighbours(cancer, optimizer):
     """Learning rates off by a factor of 4 are worse in training, by five standard errors."""
     problem, mechanism = cancer

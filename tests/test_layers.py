@@ -1,13 +1,16 @@
-"""A part imports only from those above it, and the light parts stay light."""
+"""A part imports only from those above it, and the light parts stay light; what stands beside imports what there is."""
 
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "src" / "noisecast"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "noisecast"
+BESIDE = ["benchmarks", "mutants", "fuzz", "tests"]
 
 # From the top: a part may import from the parts above it and from itself.
 LAYERS = [
@@ -88,3 +91,43 @@ def test_importing_the_package_changes_no_global_state():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False []"
+
+
+# --- What stands beside the package: types are not checked there, and some of it runs rarely --------------------------
+
+
+def defined_in(module: str) -> set[str] | None:
+    """The names of a module of the package, by its text; None for one that makes names when asked."""
+    place = PACKAGE.joinpath(*module.split(".")[1:])
+    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    names = {each.stem for each in place.glob("*")} if place.is_dir() else set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return None if "__getattr__" in names else names
+
+
+@pytest.mark.parametrize("folder", BESIDE)
+def test_what_stands_beside_imports_what_there_is(folder):
+    missing = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "noisecast":
+                names = defined_in(str(node.module))
+                lacks = set() if names is None else {alias.name for alias in node.names} - names
+                missing += [f"{path.relative_to(ROOT)}:{node.lineno} {node.module}.{name}" for name in sorted(lacks)]
+    assert not missing
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """Pytest imports them by name alone: of two with one name it collects the first."""
+    counts = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert not [name for name, count in counts.items() if count > 1 and name not in IN_PACKAGES]
+
+
+# Folders of tests that are packages: their files are imported by their whole name.
+IN_PACKAGES = {path.name for init in (ROOT / "tests").rglob("__init__.py") for path in init.parent.glob("test_*.py")}

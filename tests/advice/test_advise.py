@@ -141,6 +141,7 @@ def test_the_budget_is_kept_by_everything_that_is_shown(breast_cancer):
             assert one.scenario.privacy_spent.epsilon > 0.95 * each.target_epsilon  # and not wasted
 
 
+@pytest.mark.slow
 def test_other_batches_cost_no_more_gradients_and_gain_what_they_claim():
     """Batch noise alone: at a tiny batch a larger one with fewer steps gains."""
     problem = quadratic(np.ones(20), 0.3, example_noise_std=1.0)
@@ -172,6 +173,7 @@ def prediction(value, status=OK, optimizer=None, how="kept", spread=0.01):
     return Prediction(asked, how, outcome, {"loss": value})
 
 
+@pytest.mark.slow
 def test_a_note_says_that_not_all_of_many_examples_were_used():
     rng = np.random.default_rng(3)
     rows = rng.normal(size=(advising.MANY + 1000, 3)).astype(np.float32)

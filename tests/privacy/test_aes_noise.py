@@ -80,7 +80,7 @@ def test_lanes_and_rows_read_the_same_blocks():
 
 
 @needs_aes
-@pytest.mark.parametrize("features", ["+aes,+sse4.2", "+aes,+avx2,+vaes"])
+@pytest.mark.parametrize("features", ["+aes,+sse4.2", pytest.param("+aes,+avx2,+vaes", marks=pytest.mark.slow)])
 def test_a_processor_with_narrower_instructions_draws_the_same(features, tmp_path):
     """The tests of this file that hold words against the standards, compiled for another processor."""
     wanted = (

@@ -31,6 +31,7 @@ def asked(problem, learning_rate: float, noise_multiplier: float = 0.05) -> Scen
     return Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=NUM_STEPS)
 
 
+@pytest.mark.slow
 def test_signs_of_heavy_tailed_batches_are_as_trained(monkeypatch):
     """Loss and its spread at three rates; by two moments alone both are seen to be too low."""
     problem = heavy_tails()

@@ -23,7 +23,7 @@ def positive_columns(num_classes: int, num_examples=1500, num_features=200):
     return linear_model(Dataset("toy", features.astype(np.float32), labels, tuple("abcd"[:num_classes])))
 
 
-@pytest.mark.parametrize("num_classes, learning_rate", [(2, 0.12), (4, 0.16)])
+@pytest.mark.parametrize("num_classes, learning_rate", [(2, 0.12), pytest.param(4, 0.16, marks=pytest.mark.slow)])
 def test_averaged_directions_swing_less_than_single_ones(monkeypatch, num_classes, learning_rate):
     """Loss on the way and at the end; with directions taken for single gradients it is seen to be too high."""
     problem = positive_columns(num_classes)

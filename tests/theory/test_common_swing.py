@@ -35,7 +35,12 @@ def box(s):
 
 
 @pytest.mark.parametrize(
-    "pull, noise, num_steps, kurtosis", [(box, 0.002, 150, 2.4), (box, 0.002, 3_000, 2.3), (overshooting, 0.5, 3, 3.2)]
+    "pull, noise, num_steps, kurtosis",
+    [
+        (box, 0.002, 150, 2.4),
+        pytest.param(box, 0.002, 3_000, 2.3, marks=pytest.mark.slow),
+        (overshooting, 0.5, 3, 3.2),
+    ],
 )
 def test_a_swing_has_the_law_of_simulated_runs(pull, noise, num_steps, kurtosis):
     """On the way and where it settles, in small steps and, of the last, in steps that overshoot."""
