@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from noisecast.reproduction.fits import LOST
+from noisecast.reproduction.fits import LOST, bootstrap
 from noisecast.reproduction.valley import Valley, vertex
 
 X = np.log(2) / 2 * np.arange(12)
@@ -22,7 +22,7 @@ def test_many_rates_place_a_flat_bottom_better_than_three():
     many = np.array([Valley(X, losses).bottom(losses.mean(axis=1)) for losses in noisy]) - BOTTOM
     three = np.array([vertex(X, losses.mean(axis=1)) for losses in noisy]) - BOTTOM
     print(f"\nmany {many.mean():+.3f} ± {many.std():.3f}, three {three.mean():+.3f} ± {three.std():.3f}")
-    assert abs(many.mean()) < 0.06 and many.std() < 0.7 * three.std()
+    assert abs(many.mean()) < 0.06 and np.hypot(many.mean(), many.std()) < 0.7 * np.hypot(three.mean(), three.std())
 
 
 @pytest.mark.parametrize("right", [1.2, 2.0, 4.0])
@@ -53,3 +53,20 @@ def test_what_diverges_has_no_part_in_it():
 def test_a_best_rate_at_an_edge_stays_there():
     curve = 0.7 + steep(X)
     assert Valley(X[7:], curve[7:, None]).bottom(curve[7:]) == X[7]
+
+
+def test_intervals_hold_the_bottom_of_a_curve_that_is_known_well():
+    """Also where it is no polynomial; the least degree that chance explains is seen to be too low there."""
+    rng, held, held_by_less = np.random.default_rng(5), 0, 0
+    for _ in range(60):
+        losses = steep(X, 1.2)[:, None] + steep(-X + 2 * BOTTOM, 0.6)[:, None] + 0.002 * rng.normal(size=(len(X), 10))
+        valley = Valley(X, losses)
+        interval = bootstrap(lambda sample, valley=valley: valley.bottom(sample.mean(axis=1)), losses)
+        held += interval.contains(BOTTOM)
+        less = Valley(X, losses)
+        less._degree -= 1
+        interval = bootstrap(lambda sample, less=less: less.bottom(sample.mean(axis=1)), losses)
+        held_by_less += interval.contains(BOTTOM)
+    print(f"\n{held} of 60, by one degree less {held_by_less}")
+    assert held >= 51
+    assert held_by_less < held

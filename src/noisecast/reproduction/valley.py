@@ -13,8 +13,9 @@ class Valley:
     """Losses at some learning rates, and how well they are known.
 
     Its bottom is that of a polynomial through the rates near the best, each weighted by how well its loss is known: of
-    the third degree where chance explains what that leaves, else of the first that does, at most through all of them.
-    Where fewer than five rates are near, of a parabola through three.
+    one degree more than the first, from the third on, that leaves no more than chance explains, or through all of them.
+    (One more, for a misfit that chance hides would bias the bottom by as much as chance moves it, and intervals by
+    resamples do not know of it.) Where fewer than five rates are near, of a parabola through three.
 
     Args:
       x: (rates,) logarithms of the learning rates, increasing.   losses: (rates, seeds).
@@ -70,7 +71,7 @@ class Valley:
             # Seeds have their batches in common at all rates, so only whole seeds tell how much chance leaves.
             by_chance = left.var(axis=1, ddof=1).sum() / seeds if seeds > 1 else 0.0
             if np.square(left.mean(axis=1)).sum() <= MISFIT * by_chance:
-                return degree
+                return degree + 1
         return max(int(near.sum()) - 1, LEAST_DEGREE)
 
 
