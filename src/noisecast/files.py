@@ -67,6 +67,8 @@ def why_unwritable(path: str | Path) -> str | None:
     if not path.name or path.is_mount():
         return f"Expected the name of a new file or folder, got '{path}'."
     if not path.parent.is_dir():
+        if path.parent.exists():
+            return f"Expected {path.parent} to be a folder, so that {path.name} can be written there, got a file."
         return f"Expected the folder {path.parent} to exist, so that {path.name} can be written there; make it first."
     try:  # permissions alone do not say what a read-only disk, or /proc, will
         with tempfile.TemporaryFile(dir=path.parent):

@@ -213,7 +213,7 @@ def _check_own(store: Store, tasks: Sequence[Task], may_hold_more: bool) -> None
         strangers = {name: f for name, f in strangers.items() if f.code != code_fingerprint()}
     if not strangers:
         return
-    runs = sum(len(f.cells) for f in strangers.values())
+    runs = sum(len(set(f.cells) - asked) or len(f.cells) for f in strangers.values())
     first, others = min(strangers), len(strangers) - 1
     where = f"shards/{first}" + (f" and {others} other{'s' * (others > 1)}" if others else "")
     data = {task.scenarios[0].problem.fingerprint for task in tasks}
