@@ -12,7 +12,7 @@ from noisecast.reproduction import fig_protocol_b
 from noisecast.reproduction.claims import Claim
 from noisecast.reproduction.fig_protocol_b import best_cells, claims, data, draw, score_of
 from noisecast.reproduction.protocol_b_sweeps import FINER, PLANS
-from noisecast.reproduction.retuned import Cube, best_rates, slope
+from noisecast.reproduction.retuned import Cube, best_rates, slope, stacked
 from noisecast.reproduction.tasks import IMDB
 from noisecast.table import table_from
 
@@ -213,3 +213,20 @@ def test_best_rates_know_how_well_they_are_known():
     assert list(found) == sorted(FINER[IMDB.name].noise_multipliers)
     for z, rate in found.items():
         assert rate.low < 5 / z**1.6 < rate.high and rate.high / rate.low < 1.5
+
+
+def test_optimizers_are_compared_at_the_seeds_that_both_have():
+    rows = data(finer_rows(1.6))
+    sgd, adam = (rows[rows["optimizer"] == name] for name in ("DP-SGD", "DP-Adam"))
+
+    def lacking(part, seed):
+        return part.drop(part[part["seed"] == seed].index[0])  # at one cell
+
+    both = slope(Cube(sgd[~sgd["seed"].isin([2, 5])]), Cube(adam[~adam["seed"].isin([2, 5])]))
+    assert slope(Cube(lacking(sgd, 2)), Cube(lacking(adam, 5))).value == pytest.approx(both.value, abs=0.02)
+    by_seed = [cube.seeds.tolist() for cube in (Cube(lacking(sgd, 2)), Cube(lacking(adam, 5)))]
+    assert by_seed == [[0, 1, *range(3, 10)], [*range(5), *range(6, 10)]]
+    assert stacked(Cube(lacking(sgd, 2)), Cube(lacking(adam, 5))).shape[1] == 8
+    one = sgd[sgd["seed"] == 0]
+    with pytest.raises(ValueError, match="Expected a seed that has every cell"):
+        Cube(pd.concat([one[1:], one[:1].assign(seed=1)]))

@@ -22,7 +22,7 @@ from noisecast.protocols import NUM_LAST_EPOCHS, Score, tuned
 from noisecast.reproduction.claims import UNDECIDED, Claim
 from noisecast.reproduction.fits import Estimate, bootstrap
 from noisecast.reproduction.protocol_b_sweeps import COMPARED_CLIP, compared, questions, sweeps
-from noisecast.reproduction.retuned import Cube, best_rates, cubes, slope, steps
+from noisecast.reproduction.retuned import Cube, best_rates, cubes, slope, stacked, steps
 from noisecast.reproduction.tasks import FORUM, IMDB, MOVIELENS_CENTRED, MOVIELENS_PAPER_LIKE
 from noisecast.reproduction.tuning_price import price_of_tuning
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
@@ -164,7 +164,7 @@ def _losses(rows: Any, source: str, about: str) -> Iterator[Claim]:
     whole = cubes(rows, "training")
     first = Cube(rows[is_in_first_grid(rows) & (rows["runner"] == "training") & (rows["optimizer"] == "DP-SGD")])
     sgd, others = whole["DP-SGD"], [whole[name] for name in ADAPTIVE]
-    stacked = np.concatenate([sgd.values, first.values, *(other.values for other in others)])
+    values = stacked(sgd, first, *others)
     ends = np.cumsum([len(sgd.values), len(first.values), *(len(other.values) for other in others)])[:-1]
 
     def losses(means: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -174,7 +174,7 @@ def _losses(rows: Any, source: str, about: str) -> Iterator[Claim]:
         return sgd.losses(mine), first.losses(truncated), best
 
     def ratio(of: Callable[[np.ndarray, np.ndarray, np.ndarray], float]) -> Estimate:
-        return bootstrap(lambda sample: of(*losses(sample.mean(axis=1))), stacked)
+        return bootstrap(lambda sample: of(*losses(sample.mean(axis=1))), values)
 
     at = f"at noise multiplier {sgd.noise[-1]:g}"
     comparable = ratio(lambda mine, _, best: float(np.exp(np.abs(np.log(mine / best)).max())))

@@ -1,5 +1,6 @@
 """Best cells, tuned again in every resample of the seeds: intervals that know how much of a choice was chance."""
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ class Cube:
         levels = of_seeds.index.levels
         self.noise, self.clips, self.rates = (np.array(level, float) for level in levels)
         of_seeds = of_seeds.dropna(axis=1)  # seeds that lack a cell
+        if of_seeds.empty:
+            raise ValueError("Expected a seed that has every cell that others have, got none.")
+        self.seeds = of_seeds.columns.to_numpy()
         self.values = of_seeds.reindex(pd.MultiIndex.from_product(levels)).fillna(LOST).to_numpy(float)
         # The same in every resample; at every rate of the clip norm that is best there.
         best = self._by_cell(self.values.mean(axis=1)).argmin(axis=1)[:, None, :, None]
@@ -57,6 +61,12 @@ class Cube:
 
     def _by_cell(self, means: np.ndarray) -> np.ndarray:
         return means.reshape(len(self.noise), len(self.clips), len(self.rates))
+
+
+def stacked(*cubes: Cube) -> np.ndarray:
+    """Their values one below another, (cells of all, seeds): of the seeds that all of them have."""
+    shared = reduce(np.intersect1d, [cube.seeds for cube in cubes])
+    return np.concatenate([cube.values[:, np.isin(cube.seeds, shared)] for cube in cubes])
 
 
 def cubes(rows: Any, runner: str, clip: float | None = None) -> dict[str, Cube]:
@@ -91,8 +101,7 @@ def slope(cube: Cube, other: Cube | None = None) -> Estimate:
         found = weights @ np.log(cube.rates_of(own)[inside])
         return float(found if other is None else found - weights @ np.log(other.rates_of(others)[inside]))
 
-    values = cube.values if other is None else np.concatenate([cube.values, other.values])
-    return bootstrap(lambda sample: of(sample.mean(axis=1)), values)
+    return bootstrap(lambda sample: of(sample.mean(axis=1)), stacked(cube) if other is None else stacked(cube, other))
 
 
 def steps(cube: Cube, other: Cube) -> str:
