@@ -28,7 +28,7 @@ class Valley:
 
     def __init__(self, x: np.ndarray, losses: np.ndarray):
         self._x, self._weights = x, _weights(x, losses)
-        self._degree = self._least_degree(losses)
+        self._degree = self._degree_for(losses)
         self._fits: dict[bytes, tuple[np.ndarray, np.ndarray]] = {}  # resamples ask for few, a thousand times
 
     def bottom(self, losses: np.ndarray) -> float:
@@ -59,7 +59,7 @@ class Valley:
         self._fits[near.tobytes()] = found
         return found
 
-    def _least_degree(self, losses: np.ndarray) -> int:
+    def _degree_for(self, losses: np.ndarray) -> int:
         means, seeds = losses.mean(axis=1), losses.shape[1]
         best = int(means.argmin())
         near = self._near(means, best)
