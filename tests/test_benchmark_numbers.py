@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 sys.path.append(str(Path(__file__).parents[1]))
-from benchmarks import advice_data, forecast_generated, forecast_trained, stand_in, transfer
+from benchmarks import advice_data, forecast_generated, forecast_trained, networks, stand_in, transfer
 from benchmarks.transfer import Loss, Quadratic, search
 from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, linear_model
 from noisecast.estimators import DPLogisticRegression
@@ -216,3 +217,20 @@ def test_cells_are_trained_until_they_are_known(monkeypatch):
     assert last["trained_sem"] <= 0.02 * last["trained_mean"] and abs(last["error"]) < 0.1
     row = forecast_generated._row(found)
     assert row[:3] == ["1", "0", "1"] and row[3] == row[5] == row[6]
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+def test_networks_are_timed_and_another_step_is_refused(monkeypatch):
+    """Two of ours agree, and are timed; one with another clip norm takes other steps."""
+    monkeypatch.setattr(networks, "NUM_EXAMPLES", 64)
+    small = dataclasses.replace(networks.NETWORKS[0], shapes=((5, 784), (10, 5)))
+    entered = {str(runs): (runs, partial(networks.Ours, small, "DP-Adam", 8, runs)) for runs in (1, 2)}
+    rates = networks.race(entered, rounds=2, seconds=0.01)
+    assert [len(rates[name]) for name in entered] == [2, 2]
+    assert all(rate > 0 for each in rates.values() for rate in each)
+    other = dataclasses.replace(small, l2_clip_norm=0.5)
+    entered["other"] = 1, partial(networks.Ours, other, "DP-Adam", 8, 1)
+    with pytest.raises(RuntimeError, match="Expected other to take the steps that we take"):
+        networks.race(entered, rounds=1, seconds=0.01)

@@ -141,6 +141,28 @@ def test_a_factorisation_sums_and_weighs_its_clipped_gradients(half, l2_clip_nor
     assert not problem.clipped_sum(params, nobody, l2_clip_norm).any()
 
 
+@pytest.mark.parametrize("biases", ["same", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_model_in_half_precision_is_clipped_to_the_clip_norm(dtype, biases):
+    """Its loss sees its own dtype; the norm, the clip and what is trained are float32."""
+    seen, data, l2_clip_norm = set(), dataset(5), 0.7
+
+    def loss(params, example):
+        x, y = example
+        seen.add((str(params["w"].dtype), str(params["b"].dtype)))
+        return -jax.nn.log_softmax(x.astype(dtype) @ params["w"] + params["b"])[y]
+
+    expected = dtype, dtype if biases == "same" else biases
+    start = {"w": jnp.ones((4 * P, 5), dtype), "b": jnp.zeros(5, expected[1])}
+    problem = jax_model(loss, start, (data.features, data.labels))
+    alone = jax.jit(lambda i: problem.clipped_sum(problem.initial_params(), problem.examples(i, i >= 0), l2_clip_norm))
+    lengths = [np.linalg.norm(np.asarray(alone(jnp.array([i])), np.float64)) for i in range(N)]
+    assert max(lengths) <= l2_clip_norm * (1 + 1e-6)
+    assert min(lengths) >= l2_clip_norm * (1 - 1e-4), "all are clipped here: half precision would be off by 1e-3"
+    assert seen == {expected}
+    assert problem.params_tree(problem.initial_params())["w"].dtype == dtype
+
+
 @pytest.mark.parametrize("microbatch_size", [1, 5, 16, 64])
 def test_a_users_model_is_clipped_like_the_closed_form_whatever_its_microbatch(microbatch_size):
     """Parameter order differs (b, w against W, b), so norms and losses are compared, and W itself."""
@@ -149,7 +171,9 @@ def test_a_users_model_is_clipped_like_the_closed_form_whatever_its_microbatch(m
     flat_twin = jnp.concatenate([weights[-1], weights[:-1].ravel()])
     rows, mask = np.arange(WIDTH), np.arange(WIDTH) < 13
     ours = problem.clipped_sum(jnp.asarray(weights.ravel()), problem.examples(rows, mask), 0.7)
-    theirs = twin.params_tree(twin.clipped_sum(flat_twin, twin.examples(jnp.asarray(rows), jnp.asarray(mask)), 0.7))
+    with jax.default_matmul_precision("highest"):  # a user's own products are less exact on a GPU, as the user has it
+        found = twin.clipped_sum(flat_twin, twin.examples(jnp.asarray(rows), jnp.asarray(mask)), 0.7)
+    theirs = twin.params_tree(found)
     np.testing.assert_allclose(theirs["w"], ours.reshape(-1, 5)[:-1], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(theirs["b"], ours.reshape(-1, 5)[-1], rtol=1e-4, atol=1e-6)
     metrics, twin_metrics = problem.evaluate(jnp.asarray(weights.ravel()), 0.7), twin.evaluate(flat_twin, 0.7)

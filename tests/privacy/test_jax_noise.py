@@ -9,7 +9,15 @@ import pytest
 from jax.extend.random import threefry_2x32
 from scipy import stats
 
-from noisecast.privacy.jax_noise import counter_keys, derived_key, private_mean, standard_normal, threefry
+from noisecast.privacy.jax_noise import (
+    _word_pairs,
+    _word_pairs_on_a_cpu,
+    counter_keys,
+    derived_key,
+    private_mean,
+    standard_normal,
+    threefry,
+)
 from noisecast.privacy.noise import Purpose, RandomRoot, key_for
 
 ROOT = RandomRoot.from_insecure_seed(910_001)  # chosen before any result
@@ -41,6 +49,19 @@ def test_numbers_are_box_mullers_of_those_words(size):
     exact = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
     for draw in (standard_normal, jax.jit(standard_normal, static_argnums=2)):
         np.testing.assert_allclose(draw(KEY, 5, (size,)), exact, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("step", [0, 1, 2**31 - 2])
+@pytest.mark.parametrize("size", [1, 100_001])
+def test_every_kind_of_device_draws_the_same_words(size, step):
+    """The loop that a CPU needs changes no bit, of one key or of several side by side."""
+    index, steps = jnp.arange(size, dtype=jnp.uint32), jnp.int32(step)
+    plain, looped = (np.asarray(jax.jit(words)(KEY, steps, index)) for words in (_word_pairs, _word_pairs_on_a_cpu))
+    np.testing.assert_array_equal(plain.view(np.uint32), looped.view(np.uint32))
+    keys = jnp.stack([KEY, KEY + 1])
+    both = np.asarray(jax.jit(jax.vmap(_word_pairs_on_a_cpu, (0, None, None)))(keys, steps, index))
+    np.testing.assert_array_equal(both[0].view(np.uint32), plain.view(np.uint32))
+    assert (both[1].view(np.uint32) != plain.view(np.uint32)).any(), "another key, other words"
 
 
 @pytest.mark.parametrize("noise_std", [0.03, 4.0])

@@ -14,6 +14,7 @@ import pytest
 import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend.core import jaxprs_in_params
 
 from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, jax_model, linear_model, matrix_factorization
 from noisecast.engines.dense import DenseRun
@@ -171,6 +172,35 @@ def test_a_record_that_is_no_number_is_counted_and_changes_nobody_elses_share(ki
     huge = 1e30  # which clips nobody else
     assert float(unharmed.evaluate(params, huge)["clip_fraction"]) == 0
     np.testing.assert_allclose(float(problem.evaluate(params, huge)["clip_fraction"]), 2 / N, rtol=1e-6)
+
+
+def precisions_of_products(jaxpr) -> list:
+    """Of every product of matrices in a computation, however deep."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            found.append(equation.params["precision"])
+        for inner in jaxprs_in_params(equation.params):
+            found += precisions_of_products(inner)
+    return found
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+def test_products_of_clipped_gradients_keep_every_bit(kind):
+    """An accelerator would cut numbers to 11 bits or 8, and a clipped gradient would come out longer than C."""
+    problem = clean(kind)
+    examples = problem.examples(jnp.arange(N), jnp.ones(N, bool))
+    exact, usual = (
+        jax.make_jaxpr(summed)(jnp.ones(problem.num_params))
+        for summed in (
+            lambda params: problem.clipped_sum(params, examples, 0.7),
+            lambda params: params[:, None] @ params[None],
+        )
+    )
+    highest = (jax.lax.Precision.HIGHEST,) * 2
+    found = precisions_of_products(exact.jaxpr)
+    assert found and all(each == highest for each in found)
+    assert precisions_of_products(usual.jaxpr) == [None], "the control"
 
 
 # --- Engines ----------------------------------------------------------------------------------------------------------

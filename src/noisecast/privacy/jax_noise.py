@@ -66,16 +66,25 @@ def standard_normal(key: Array, step: Any, shape: tuple[int, ...]) -> Array:
     index = jnp.arange((size + 1) // 2, dtype=jnp.uint32)
     step = jnp.asarray(step, jnp.int32)
 
-    def words(turn, _):
-        low = jnp.broadcast_to((step + turn).astype(jnp.uint32), index.shape)
-        # One array out: XLA computes what it fuses anew for each output, and would go through the rounds twice.
-        return lax.complex(*(lax.bitcast_convert_type(word, jnp.float32) for word in threefry(key, index, low)))
-
-    # A loop of one turn, of a length that XLA cannot know: else the rounds are fused into whatever uses the words, in
-    # a loop that does not vectorise.
-    pair = lax.fori_loop(0, jnp.minimum(step + 1, 1), words, jnp.zeros(index.shape, jnp.complex64))
+    pair = lax.platform_dependent(key, step, index, cpu=_word_pairs_on_a_cpu, default=_word_pairs)
     first, second = (lax.bitcast_convert_type(part, jnp.uint32) for part in (pair.real, pair.imag))
     return jnp.concatenate(_box_muller(first, second))[:size].reshape(shape)
+
+
+def _word_pairs(key: Array, step: Array, index: Array) -> Array:
+    """Two words a pair of coordinates. One array out: XLA computes what it fuses anew for each output."""
+    low = jnp.broadcast_to(step.astype(jnp.uint32), index.shape)
+    return lax.complex(*(lax.bitcast_convert_type(word, jnp.float32) for word in threefry(key, index, low)))
+
+
+def _word_pairs_on_a_cpu(key: Array, step: Array, index: Array) -> Array:
+    """The same in a loop of one turn, of a length that XLA cannot know.
+
+    Else the rounds are fused into whatever uses the words, in a loop that does not vectorise. A GPU has no such need,
+    and would wait for the host to count the turn longer than it takes to draw a hundred thousand numbers.
+    """
+    nothing = jnp.zeros(index.shape, jnp.complex64)
+    return lax.fori_loop(0, jnp.minimum(step + 1, 1), lambda turn, _: _word_pairs(key, step + turn, index), nothing)
 
 
 def derived_key(key: Array, step: Any) -> Array:

@@ -64,26 +64,23 @@ class JaxModel:
 
     def clipped_sum(self, params: Array, examples: tuple[PyTree, Array], l2_clip_norm: Array) -> Array:
         batch, mask = examples
-        return self._sum(lambda g, _, present: jnp.where(present, g, 0.0), params, batch, mask, l2_clip_norm)
+        return self._sum(_where_present, params, batch, mask, l2_clip_norm)[0]
 
     def weighted_clipped_sum(self, params: Array, weights: Array, l2_clip_norm: Array) -> Array:
-        return self._sum(lambda g, _, weight: weight * g, params, self.train, weights, l2_clip_norm)
+        return self._sum(lambda g, weight: (weight * g,), params, self.train, weights, l2_clip_norm)[0]
 
     def clipped_gradient_moments(self, params: Array, l2_clip_norm: Array) -> tuple[Array, Array]:
-        def moments(g, _, present):
-            return jnp.where(present, g, 0.0), jnp.where(present, g**2, 0.0)
+        def moments(g, present):
+            return *_where_present(g, present), *_where_present(g**2, present)
 
-        sums = self._sum(moments, params, self.train, self._everyone(), l2_clip_norm)
-        return sums[0] / self.num_examples, sums[1] / self.num_examples
+        first, second, _ = self._sum(moments, params, self.train, self._everyone(), l2_clip_norm)
+        return first / self.num_examples, second / self.num_examples
 
     def evaluate(self, params: Array, l2_clip_norm: Array) -> dict[str, Array]:
         """Loss, gradient norm, clip fraction; test loss and accuracies where examples and a rule were given."""
-
-        def look(g, norm, present):
-            clipped = present & ~(norm <= l2_clip_norm)  # one that is no number is clipped to nothing
-            return jnp.where(present, g, 0.0), clipped.astype(jnp.float32)
-
-        gradient, clipped = self._sum(look, params, self.train, self._everyone(), jnp.asarray(jnp.inf))
+        everyone = self._everyone()
+        gradient, norms = self._sum(_where_present, params, self.train, everyone, jnp.asarray(jnp.inf))
+        clipped = (~(norms <= l2_clip_norm)).sum()  # one that is no number is clipped to nothing
         metrics = self._fit(params, self.train, "")
         if self.test is not None:
             metrics |= self._fit(params, self.test, "test_")
@@ -123,18 +120,23 @@ class JaxModel:
     def _everyone(self) -> Array:
         return jnp.ones(self.num_examples, bool)
 
-    def _sum(self, measure, params: Array, examples: PyTree, weights: Array, l2_clip_norm: Array):
-        """sum_i measure(clip(g_i), |g_i|, weight_i), `microbatch_size` per-example gradients in memory at a time.
+    def _sum(self, measure, params: Array, examples: PyTree, weights: Array, l2_clip_norm: Array) -> tuple[Array, ...]:
+        """sum_i of what `measure(clip(g_i), weight_i)` gives, elementwise, (d,) each; then all |g_i|, (n,).
 
-        Microbatches are memory, not mathematics: each gradient is clipped on its own and the sum runs over all of them.
+        `microbatch_size` per-example gradients are in memory at a time. Microbatches are memory, not mathematics: each
+        gradient is clipped on its own and the sum runs over all of them.
         """
 
         def one(example, weight):
-            gradient = ravel_pytree(jax.grad(self.example_loss)(self.unravel(params), example))[0]
-            norm = jnp.linalg.norm(gradient)
-            clipped = gradient * clip_factor(norm, l2_clip_norm)
+            gradient = jax.grad(self.example_loss)(self.unravel(params), example)
+            # Leaf by leaf: one vector an example would be another copy of what fills memory. In float32, whatever the
+            # parameters are: a norm of half precision would let a clipped gradient exceed the clip norm.
+            gradient = [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(gradient)]
+            norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in gradient))
+            factor = clip_factor(norm, l2_clip_norm)
             # A gradient that is not finite has no direction to clip to: the example contributes nothing.
-            return measure(jnp.where(jnp.isfinite(norm), clipped, 0.0), norm, weight)
+            clipped = [jnp.where(jnp.isfinite(norm), leaf * factor, 0.0) for leaf in gradient]
+            return [measure(leaf, weight) for leaf in clipped], norm
 
         size = min(self.microbatch_size, weights.shape[0])
         missing = -weights.shape[0] % size
@@ -146,14 +148,32 @@ class JaxModel:
         )
 
         def add(total, microbatch):
-            part = jax.tree.map(lambda values: values.sum(axis=0), jax.vmap(one)(*microbatch))
-            return jax.tree.map(jnp.add, total, part), None
+            measured, norms = jax.vmap(one)(*microbatch)
+            return jax.tree.map(lambda sum_, values: sum_ + values.sum(axis=0), total, measured), norms
 
         zero = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-            jax.eval_shape(one, *jax.tree.map(lambda array: array[0, 0], padded)),
+            jax.eval_shape(one, *jax.tree.map(lambda array: array[0, 0], padded))[0],
         )
-        return jax.lax.scan(add, zero, padded)[0]
+        total, norms = jax.lax.scan(add, zero, padded)
+        sums = (jnp.concatenate([leaf.ravel() for leaf in leaves]) for leaves in zip(*total))
+        return *sums, norms.ravel()[: weights.shape[0]]
+
+
+def _where_present(gradient: Array, present: Array) -> tuple[Array]:
+    return (jnp.where(present, gradient, 0.0),)
+
+
+@dataclass(frozen=True)
+class _Unravel:
+    """The vector (d,) as the user's pytree, each leaf in its own dtype; equal ones share a compilation."""
+
+    in_float32: Callable[[Array], PyTree]
+    dtypes: tuple[Any, ...]
+
+    def __call__(self, params: Array) -> PyTree:
+        leaves, structure = jax.tree.flatten(self.in_float32(params))
+        return jax.tree.unflatten(structure, [leaf.astype(dtype) for leaf, dtype in zip(leaves, self.dtypes)])
 
 
 def jax_model(
@@ -170,11 +190,13 @@ def jax_model(
 
     Args:
       loss: loss(params, example) -> scalar, of one example, with no knowledge of any other (no batch statistics).
-      params: pytree of floating-point arrays: where training starts. It must not depend on the private examples.
+      params: pytree of floating-point arrays: where training starts. It must not depend on the private examples. The
+        loss sees each in its own dtype, bfloat16 for example; what is trained is a copy in float32.
       examples: pytree of arrays with a common leading axis, one row an example.
       test_examples: the same for the test set.
       is_correct: is_correct(params, example) -> bool, for accuracies.
-      microbatch_size: per-example gradients held in memory at once; never changes the result beyond rounding.
+      microbatch_size: per-example gradients held in memory at once; never changes the result beyond rounding. A GPU
+        is quickest with the whole batch at once, where its memory holds that.
       name: as shown.
     Raises:
       ValueError: no examples, unequal numbers of rows, parameters or a loss of the wrong kind.
@@ -190,7 +212,7 @@ def jax_model(
     train = _checked_examples(examples, "examples")
     test = _checked_examples(test_examples, "test_examples") if test_examples is not None else None
     leaves = jax.tree.leaves(params)
-    if not leaves or not all(np.issubdtype(np.asarray(leaf).dtype, np.floating) for leaf in leaves):
+    if not leaves or not all(jnp.issubdtype(np.asarray(leaf).dtype, jnp.floating) for leaf in leaves):
         raise ValueError(
             "Expected params to be a pytree of floating-point arrays; for an Equinox model pass "
             "equinox.partition(model, equinox.is_inexact_array)[0] and combine inside the loss."
@@ -201,11 +223,12 @@ def jax_model(
     shape = jax.eval_shape(loss, params, one_example).shape
     if shape != ():
         raise ValueError(f"Expected loss(params, example) to be a scalar of one example, got shape {shape}.")
-    start, unravel = ravel_pytree(jax.tree.map(jnp.asarray, params))
+    dtypes = tuple(jnp.asarray(leaf).dtype for leaf in leaves)
+    start, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params))
     computation = str(jax.make_jaxpr(loss)(params, one_example))
     data = [np.asarray(leaf) for leaf in jax.tree.leaves((train, test))]
     return JaxModel(
-        train, test, start.astype(jnp.float32), loss, is_correct, unravel, microbatch_size, name,
+        train, test, start, loss, is_correct, _Unravel(unravel, dtypes), microbatch_size, name,
         fingerprint_of("jax_model", computation, np.asarray(start), *data),
     )  # fmt: skip
 
