@@ -161,7 +161,7 @@ def test_a_missing_file_is_named_by_its_reader(install, capsys, tmp_path):
     assert main(["reproduce", "fig-floors", "--data", str(tmp_path)]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         "fig-floors lacks data: No ratings in here, looked for u.data; get them. "
-        "One that you have alone: --task imdb or movielens or forum500."
+        "To reproduce it for the data that you have: --task imdb or movielens or forum500."
     )
 
 
@@ -325,6 +325,19 @@ def test_an_estimate_computes_nothing(install, capsys, tmp_path):
     assert main(["reproduce", "fig-sde", "--estimate", "--scale", "paper", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"scale": "paper", "seconds": {"fig-sde": 7200.0}}
     assert files(tmp_path) == []
+
+
+def test_an_estimate_of_all_without_data_says_which_and_fails(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NOISECAST_DATA", raising=False)
+    assert main(["reproduce", "all", "--estimate", "--json"]) == 2
+    said = capsys.readouterr()
+    seconds = json.loads(said.out)["seconds"]
+    lacking = [name for name, found in seconds.items() if isinstance(found, str)]
+    assert lacking == [name for name, each in reproduce.FIGURES.items() if each.datasets] and len(lacking) < len(
+        seconds
+    )
+    assert f"Not estimated, for the reasons above: {', '.join(lacking)}." in " ".join(said.err.split())
 
 
 def test_an_estimate_needs_a_figure(capsys):

@@ -139,7 +139,7 @@ class _Order:
         try:
             asked = module.questions(self.scale, self.data, self.task)
         except DataError as error:
-            others = "" if self.task else f" One that you have alone: --task {' or '.join(_DATA)}."
+            others = "" if self.task else f" To reproduce it for the data that you have: --task {' or '.join(_DATA)}."
             raise _NoData(f"{name} lacks data: {error}{others}") from None
         if not asked:
             raise _NotThere(f"{name} has no {self.task} at the {self.scale} scale; --scale paper has.")
@@ -259,7 +259,7 @@ def _write(module: Any, name: str, output: Path, table: Any, frame: Any, claims:
 
 
 def _meant(figure: str) -> str:
-    close = difflib.get_close_matches(figure, FIGURES, n=1)
+    close = difflib.get_close_matches(figure, FIGURES, n=1, cutoff=0.75)  # all but one begin alike
     return f"; did you mean '{close[0]}'?" if close else "."
 
 
@@ -307,6 +307,7 @@ def _list(json: bool) -> None:
 
 def _say_estimates(names: list[str], order: _Order, json: bool) -> None:
     found: dict[str, float | str] = {}
+    lacking = []
     for name in names:
         try:
             _check_data(name, order)
@@ -316,10 +317,17 @@ def _say_estimates(names: list[str], order: _Order, json: bool) -> None:
             if len(names) == 1:
                 raise
             found[name] = str(error)
+            lacking += [name] if isinstance(error, _NoData) else []
     if json:
         print_json({"scale": order.scale, "seconds": found})
-        return
-    table = Table(title=f"Expected times, {order.scale} scale, from the start", **TABLE_STYLE)
+    else:
+        _print_estimates(found, order.scale)
+    if lacking:
+        raise ValueError(f"Not estimated, for the reasons above: {', '.join(lacking)}.")
+
+
+def _print_estimates(found: dict[str, float | str], scale: Scale) -> None:
+    table = Table(title=f"Expected times, {scale} scale, from the start", **TABLE_STYLE)
     table.add_column("figure", no_wrap=True)
     table.add_column("time")
     for name, seconds in found.items():

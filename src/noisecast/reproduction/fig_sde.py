@@ -169,7 +169,7 @@ def draw(frame: pd.DataFrame) -> Figure:
                 axes.annotate(
                     "the printed SDE diverges", (0.97, 0.93), xycoords="axes fraction", ha="right", fontsize=8
                 )
-        figure.supylabel("loss (of the quartic: of its coordinates with one well)", fontsize=9)
+        figure.supylabel("loss", fontsize=9)
         handles = []
         for runner in LABELS:
             style, marker = RUNNER_LINES[runner]
@@ -177,7 +177,8 @@ def draw(frame: pd.DataFrame) -> Figure:
                 Line2D([], [], color="black", linestyle=style, marker=marker, markersize=3, label=LABELS[runner])
             )
         seeds = frame["num_seeds"].max()
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, title=f"means over {seeds} runs")
+        title = f"means over {seeds} runs; the quartic's loss without the coordinate that has two wells"
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, title=title)
     return figure
 
 
