@@ -1,6 +1,8 @@
 """A sweep computes every run once, whoever computes it, and goes on where it was ended."""
 
 import errno
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -205,10 +207,21 @@ def test_long_tasks_come_first_and_kinds_of_one_length_take_turns():
 
 def test_an_estimate_is_of_the_right_size(tmp_path):
     asked = questions(6)
-    said = estimate_seconds(asked, workers=1)
+    said = estimate_seconds(asked, workers=0)
     began = time.monotonic()
     run_sweep(asked, tmp_path / "store", workers=0)
     assert 0.1 < said / (time.monotonic() - began) < 10
+
+
+def test_an_estimate_counts_that_a_worker_starts(monkeypatch):
+    """Seconds, where a process reads JAX anew: more than the few runs of a small sweep."""
+    monkeypatch.setattr(sweep_run, "_pace_of_training", lambda task: lambda work: 0.5)
+    asked = [grid(runners=(nc.Training(),))]
+    alone = estimate_seconds(asked, workers=0)
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import noisecast.runners"], check=True)
+    measured = time.monotonic() - began
+    assert 0.3 < (estimate_seconds(asked, workers=1) - alone) / measured < 3
 
 
 def test_an_estimate_makes_one_trial_of_a_kind_and_says_how_many_are_made(monkeypatch):
@@ -220,6 +233,7 @@ def test_an_estimate_makes_one_trial_of_a_kind_and_says_how_many_are_made(monkey
 
     for name in ("_pace_of", "_pace_of_training"):
         monkeypatch.setattr(sweep_run, name, trial)
+    monkeypatch.setattr(sweep_run, "_seconds_to_start", lambda: 0.0)
     all_noises = grid(runners=(nc.Training(), nc.Moments()))
     one_noise = replace(all_noises, scenarios=tuple(replace(s, num_steps=19) for s in all_noises.scenarios[:2]))
     estimate_seconds([one_noise, all_noises], workers=1, progress=told.append)

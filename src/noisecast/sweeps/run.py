@@ -1,6 +1,8 @@
 """Run a sweep: what is not in its store yet is computed and added, group by group."""
 
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -109,6 +111,8 @@ def estimate_seconds(
 ) -> float:
     """Wall time of a sweep on this machine, from a second's trial of each kind of run; forecasts by solving one.
 
+    Starting the workers counts, compiling in them does not.
+
     Args:
       questions: of the sweep.   workers: as for `run_sweep`.   progress: told the share of the trials that are made.
     Returns: seconds; a rough number, for a person who decides whether to wait.
@@ -125,7 +129,15 @@ def estimate_seconds(
         paces[kind] = _pace_of_training(task) if isinstance(task.runner, Training) else _pace_of(task)
     progress(1.0)
     seconds = sum(paces[_kind_of_trial(task)](task.work) for task in tasks)
-    return seconds / min(workers or os.cpu_count() or 1, len(tasks))
+    starting = 0.0 if workers == 0 else _seconds_to_start()
+    return starting + seconds / min(workers or os.cpu_count() or 1, len(tasks))
+
+
+def _seconds_to_start() -> float:
+    """Of a worker, until it can begin: the libraries, which a process of its own reads anew."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import noisecast.runners"], check=False, capture_output=True)
+    return time.monotonic() - began
 
 
 def _kind_of_trial(task: Task) -> tuple:
