@@ -78,6 +78,7 @@ def answers(asked):
     return [[asked.answer(kind, 8.0, 0.5) for kind in (DPSGD, DPSignSGD)] for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_answers_are_kept_in_the_store(answers):
     assert answers[0] == answers[1]  # noise is from the operating system: without the store no two would be
 
@@ -109,6 +110,7 @@ def test_rows_are_scaled_as_the_estimators_do(kind):
     assert abs(stand_in._scaled(kind(rows), 2.0) - expected).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_the_plan_is_the_estimators_own():
     task = stand_in.TASKS["breast_cancer"](None)
     train, _ = bundled("breast_cancer")

@@ -57,6 +57,7 @@ def test_two_threads_do_the_work_of_one():
     assert all(row.value > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_fresh_process_alone():
     """Half a GiB held here is not counted there, as ru_maxrss would have it."""
     held = np.ones(2**26)

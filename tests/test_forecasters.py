@@ -50,6 +50,7 @@ def test_processes_give_the_same_numbers_in_the_same_order_and_may_be_killed(mon
     assert processes and not any(process.is_alive for process in processes)
 
 
+@pytest.mark.slow
 def test_processes_start_while_a_problem_is_read_and_wait_for_it(monkeypatch):
     monkeypatch.setattr(forecasters, "WORTH_PROCESSES", 1)
     monkeypatch.setattr(forecasters, "LONG_READING", 0.0)

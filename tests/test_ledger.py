@@ -372,6 +372,7 @@ CHILD = """
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_spent_and_its_resumption_is_not_spent_again(tmp_path):
     path, checkpoint = tmp_path / "privacy.ledger", tmp_path / "checkpoint"
     ledger = PrivacyLedger(path, create=True)

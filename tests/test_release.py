@@ -148,6 +148,7 @@ def hold_often(path, count, number):
             count.put(repr(error))
 
 
+@pytest.mark.slow
 def test_a_lock_that_is_removed_while_others_reach_for_it_is_held_by_one(path):
     context = multiprocessing.get_context("spawn")
     count = context.Queue()

@@ -113,6 +113,7 @@ def test_public_examples_are_called_so_and_others_are_not(run):
     assert PUBLIC in said and "Non-private" not in said and "these public examples add nothing" in said
 
 
+@pytest.mark.slow
 def test_a_folder_of_settings_asks_what_was_advised(folder, run):
     """The files are read by `answer` and `sweep`, from another folder, and are the very scenarios of the advice."""
     found = run("tuned.toml", "--epsilon", "1,4", "--settings", "advised", "--json", text=DATA)

@@ -244,7 +244,7 @@ def test_a_wrong_trainer_is_seen_with_few_runs(wrong):
     assert p_of_equal_law(engine_runs(case, QUICK_RUNS), theirs, case) < THRESHOLD
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "sign"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("sign", marks=pytest.mark.slow)])
 def test_noise_of_one_learning_rate_given_at_another_is_seen(optimizer, monkeypatch):
     """What rows lack at a phase's end is given there: an engine that forgets it gives it at the next phase's rate."""
     case = Case("row_sparse", optimizer, "poisson", "logistic", "stairs")

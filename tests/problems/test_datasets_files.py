@@ -195,6 +195,7 @@ def test_a_table_whose_lines_end_as_on_old_macintoshes_is_no_wide_one(tmp_path):
     assert load_file(file)[0].features.shape == (120_000, 2)
 
 
+@pytest.mark.slow
 def test_a_table_with_more_columns_than_memory_is_kept_for(tmp_path):
     names = [f"x{j}" for j in range(60_000)]
     pd.DataFrame([[1.0] * 60_000] * 2, columns=names).to_parquet(parquet := tmp_path / "a.parquet")

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.polynomial.hermite_e import hermeval
-from scipy.interpolate import CubicSpline
 from scipy.linalg import expm
 
 from noisecast.theory.frozen_steps import SATURATED, geometric_sum
@@ -170,6 +169,8 @@ def _standardised(density: Array) -> Array:
 
 
 def _between_places(density: Array, places: Array) -> Array:
+    from scipy.interpolate import CubicSpline  # half a second to import, and every worker would wait for it
+
     found = CubicSpline(GRID, density, extrapolate=False)(places)
     return _normalised(np.nan_to_num(found))
 
