@@ -217,7 +217,7 @@ def test_an_estimate_counts_that_a_worker_starts(monkeypatch):
     monkeypatch.setattr(sweep_run, "_pace_of_training", lambda task: lambda work: 0.5)
     monkeypatch.setattr(sweep_run, "_seconds_to_start", lambda: 7.0)
     asked = [grid(runners=(nc.Training(),))]
-    assert estimate_seconds(asked, workers=1) - estimate_seconds(asked, workers=0) == 7.0
+    assert estimate_seconds(asked, workers=1) - estimate_seconds(asked, workers=0) == pytest.approx(7.0)
     monkeypatch.undo()
     assert sweep_run._seconds_to_start() > 0.2
 

@@ -91,7 +91,7 @@ def run_sweep(
         opened.write_ledger(ledger)
         done = opened.cells
         left = [rest for task in tasks if (rest := task.without(done)) is not None]
-        pace = Pace(left, at_once=workers or os.cpu_count() or 1, share_done=1 - _share(left, tasks))
+        pace = Pace(left, at_once=_at_once(workers), share_done=1 - _share(left, tasks))
         progress(pace.share, None)
         failed = _add_all(opened, _computed(left, workers, ray), pace, progress)
         opened.write_manifest({"code": code_fingerprint(), "groups": len(tasks)})
@@ -130,7 +130,12 @@ def estimate_seconds(
     progress(1.0)
     seconds = sum(paces[_kind_of_trial(task)](task.work) for task in tasks)
     starting = 0.0 if workers == 0 else _seconds_to_start()
-    return starting + seconds / min(workers or os.cpu_count() or 1, len(tasks))
+    return starting + seconds / min(_at_once(workers), len(tasks))
+
+
+def _at_once(workers: int | None) -> int:
+    """Tasks side by side; without workers, in this process, one after another."""
+    return max(workers, 1) if workers is not None else os.cpu_count() or 1
 
 
 def _seconds_to_start() -> float:
