@@ -165,12 +165,17 @@ def test_a_missing_file_is_named_by_its_reader(install, capsys, tmp_path):
     )
 
 
-def test_an_interrupted_figure_without_a_store_says_that_it_starts_anew(install, capsys, tmp_path):
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_figure_without_a_store_says_that_it_starts_anew(install, capsys, tmp_path, number, status):
+    """By Ctrl-C, or by whoever stops the jobs of a machine; and those are as they were before."""
+    before = signal.getsignal(number)
+
     def run(scale, **_):
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
 
     install("fig-sde", figure(run=run))
-    assert main(["reproduce", "fig-sde", "--output", "out"]) == 130
+    assert main(["reproduce", "fig-sde", "--output", "out"]) == status
+    assert signal.getsignal(number) is before
     assert "Interrupted in fig-sde; it takes little time and starts anew" in capsys.readouterr().err
     assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
 

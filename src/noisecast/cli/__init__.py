@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError
 from noisecast import __version__
 
 BAD_INPUT = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+INTERRUPTED = 128  # and the signal's number, as shells have it: 130 after Ctrl-C, 143 after `kill`
 SECONDS_BETWEEN_INTERRUPTS = 0.2
 HELP_FLAGS = {"--help", "-h"}
 
@@ -72,14 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Args:
       arguments: as in a shell, without the name of the program; None for those it was called with.
-    Returns: the exit status: 0, 2 after one sentence about a bad input, 130 after an interruption. Errors of our own
-      making are not caught: they keep their traceback.
+    Returns: the exit status: 0, 2 after one sentence about a bad input, 130 after Ctrl-C, 143 after SIGTERM. Errors of
+      our own making are not caught: they keep their traceback.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         return _complain(_unknown_command(arguments[0]))
+    received = [signal.SIGINT]
     try:
-        with _insistent_interrupts(), _whole_help(arguments):
+        with _insistent_interrupts(received), _whole_help(arguments):
             app(arguments)
             sys.stdout.flush()
     except CycloptsError as error:
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return _complain(str(error))
     except KeyboardInterrupt as interruption:
-        return _complain(str(interruption) or "Interrupted.", INTERRUPTED)
+        return _complain(str(interruption) or "Interrupted.", INTERRUPTED + received[-1])
     return 0
 
 
@@ -121,13 +122,19 @@ def _whole_help(arguments: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _insistent_interrupts() -> Iterator[None]:
-    """Repeat a Ctrl-C until it arrives: raised inside a library's callback, the first may be printed and dropped."""
+def _insistent_interrupts(received: list[signal.Signals]) -> Iterator[None]:
+    """Repeat a Ctrl-C, or a SIGTERM, until it arrives: raised inside a library's callback, the first may be dropped.
+
+    Args:
+      received: gets the signal.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
 
-    def interrupt(*_: object) -> None:
+    def interrupt(number: int, _: object) -> None:
+        if number != signal.SIGALRM:
+            received.append(signal.Signals(number))
         signal.setitimer(signal.ITIMER_REAL, SECONDS_BETWEEN_INTERRUPTS)
         raise KeyboardInterrupt
 
@@ -136,7 +143,7 @@ def _insistent_interrupts() -> Iterator[None]:
             hook(unraisable)
 
     hook, sys.unraisablehook = sys.unraisablehook, report
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGALRM)}
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
     try:
         yield
     finally:
