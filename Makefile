@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test test-all check bench docs mutants clean
+.PHONY: venv demo test test-all check lint bench docs mutants clean
 
 venv: $(READY)
 
@@ -27,10 +27,12 @@ test: $(READY)
 test-all: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-check: $(READY)
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+check: lint
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
 # Warnings are errors; no network is needed.

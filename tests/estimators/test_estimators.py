@@ -148,7 +148,7 @@ def test_a_grid_search_runs_and_says_that_it_is_not_covered():
     assert IN_A_SEARCH not in logistic().fit(X, Y2).privacy_.not_covered
 
 
-@pytest.mark.parametrize("name", ["dp-sgd", "DP-Adam"])
+@pytest.mark.parametrize("name", ["dp-sgd", pytest.param("DP-Adam", marks=pytest.mark.slow)])
 def test_the_forecast_looks_at_no_private_row(name):
     """Other rows of the same shape, the same learning rate to the last digit."""
     rates = set()

@@ -78,7 +78,9 @@ def slower(optimizer, share: float):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
-@pytest.mark.parametrize("build", PROBLEMS)
+@pytest.mark.parametrize(
+    "build", [pytest.param(build, marks=[pytest.mark.slow] * (build is multi_label)) for build in PROBLEMS]
+)
 def test_a_forecast_with_too_large_a_size_is_the_one_of_a_lower_learning_rate(build, optimizer):
     problem = build()
     found = Moments().forecast(declared(problem, optimizer, DECLARED), [10, 60])
