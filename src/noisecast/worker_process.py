@@ -4,6 +4,7 @@ A program of its own and not a fork: threads and compiled code do not survive on
 not be importable. It ends with whoever started it, however that one ends.
 """
 
+import io
 import os
 import pickle
 import struct
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import FunctionType
 from typing import IO, Any
 
 # Each has one core: libraries that start a thread a core would only get in each other's way.
@@ -63,7 +65,19 @@ class WorkerProcess:
 
 def pickled(content: Any) -> bytes:
     """What `WorkerProcess` takes. Raises: pickle.PicklingError, AttributeError, TypeError."""
-    return pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
+    written = io.BytesIO()
+    _Pickler(written, protocol=pickle.HIGHEST_PROTOCOL).dump(content)
+    return written.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        """Functions and classes go by name, and the script that a worker would look in is another program there."""
+        if isinstance(obj, FunctionType | type) and obj.__module__ == "__main__":
+            raise pickle.PicklingError(
+                f"{obj.__qualname__} is defined in the script itself, which they do not read: put it into a module"
+            )
+        return NotImplemented
 
 
 def serve(prepare: Callable[[Any], Callable[[Any], Any]], *, imports: Sequence[str] = ()) -> None:

@@ -4,6 +4,7 @@ import errno
 import time
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 from small_sweep import questions
@@ -331,3 +332,19 @@ def nc_root():
     from noisecast.privacy.noise import RandomRoot
 
     return RandomRoot.from_insecure_seed(0)
+
+
+def test_a_loss_of_the_script_itself_is_refused_before_a_worker_starts(monkeypatch, tmp_path):
+    """A worker would look for it in its own program, and die of not finding it."""
+
+    def loss(weights, example):
+        return (weights @ example) ** 2
+
+    monkeypatch.setattr(loss, "__module__", "__main__", raising=False)
+    problem = nc.jax_model(loss, np.zeros(2, np.float32), np.ones((8, 2), np.float32))
+    mechanism = nc.SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=nc.Poisson(0.5, 4))
+    asked = nc.Scenario(problem=problem, mechanism=mechanism, optimizer=nc.DPSGD(learning_rate=0.1), num_steps=2)
+    question = Question(scenarios=(asked,), runners=(nc.Training(),), record_at=(0,), num_seeds=1)
+    with pytest.raises(ValueError, match=r"loss is defined in the script itself.* workers=0"):
+        run_sweep([question], tmp_path / "store", workers=1)
+    assert len(run_sweep([question], tmp_path / "here", workers=0))

@@ -138,8 +138,9 @@ class JaxModel:
             clipped = [jnp.where(jnp.isfinite(norm), leaf * factor, 0.0) for leaf in gradient]
             return [measure(leaf, weight) for leaf in clipped], norm
 
-        size = min(self.microbatch_size, weights.shape[0])
-        missing = -weights.shape[0] % size
+        number = max(1, weights.shape[0])  # of nobody there is one row, which is nobody
+        size = min(self.microbatch_size, number)
+        missing = number + -number % size - weights.shape[0]
         padded = jax.tree.map(
             lambda array: jnp.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)).reshape(
                 -1, size, *array.shape[1:]
@@ -199,7 +200,11 @@ def jax_model(
         is quickest with the whole batch at once, where its memory holds that.
       name: as shown.
     Raises:
-      ValueError: no examples, unequal numbers of rows, parameters or a loss of the wrong kind.
+      ValueError: no examples, unequal numbers of rows, test examples unlike them; parameters, a loss or an is_correct
+        of the wrong kind; parameters that are not finite.
+
+    An example contributes nothing to a step where its gradient is not finite, or its squared length is not in float32
+    (a gradient longer than 1.8e19).
 
     >>> def squared_error(params, example):
     ...     x, y = example
@@ -211,18 +216,15 @@ def jax_model(
     """
     train = _checked_examples(examples, "examples")
     test = _checked_examples(test_examples, "test_examples") if test_examples is not None else None
-    leaves = jax.tree.leaves(params)
-    if not leaves or not all(jnp.issubdtype(np.asarray(leaf).dtype, jnp.floating) for leaf in leaves):
-        raise ValueError(
-            "Expected params to be a pytree of floating-point arrays; for an Equinox model pass "
-            "equinox.partition(model, equinox.is_inexact_array)[0] and combine inside the loss."
-        )
-    if microbatch_size < 1:
-        raise ValueError(f"Expected microbatch_size >= 1, got {microbatch_size}.")
+    leaves = _checked_params(params)
+    if not isinstance(microbatch_size, int | np.integer) or microbatch_size < 1:
+        raise ValueError(f"Expected microbatch_size to be a whole number >= 1, got {microbatch_size!r}.")
     one_example = jax.tree.map(lambda array: array[0], train)
-    shape = jax.eval_shape(loss, params, one_example).shape
-    if shape != ():
-        raise ValueError(f"Expected loss(params, example) to be a scalar of one example, got shape {shape}.")
+    if test is not None and _form(test) != _form(train):
+        raise ValueError(f"Expected test_examples of the form of examples, {_form(train)}, got {_form(test)}.")
+    _check_result("loss(params, example)", loss, params, one_example, jnp.floating)
+    if is_correct is not None:
+        _check_result("is_correct(params, example)", is_correct, params, one_example, jnp.bool_)
     dtypes = tuple(jnp.asarray(leaf).dtype for leaf in leaves)
     start, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params))
     computation = str(jax.make_jaxpr(loss)(params, one_example))
@@ -233,8 +235,48 @@ def jax_model(
     )  # fmt: skip
 
 
+def _checked_params(params: PyTree) -> list[Any]:
+    """Its leaves. Raises: ValueError for one that cannot be trained, and for none."""
+    leaves = jax.tree.leaves(params)
+    for leaf in leaves:
+        if not isinstance(leaf, np.ndarray | np.generic | jax.Array | float) or not jnp.issubdtype(
+            jnp.result_type(leaf), jnp.floating
+        ):
+            raise ValueError(
+                f"Expected params to be a pytree of floating-point arrays, got a leaf {str(leaf)[:40]!r} of type "
+                f"{type(leaf).__name__}; for an Equinox model pass equinox.partition(model, "
+                "equinox.is_inexact_array)[0] and combine inside the loss."
+            )
+    if not sum(np.size(leaf) for leaf in leaves):
+        raise ValueError("Expected params to be a pytree of floating-point arrays, got no number at all.")
+    if not all(np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in leaves):
+        raise ValueError("Expected params to be finite in float32, got one that is not: training cannot start there.")
+    return leaves
+
+
+def _check_result(what: str, function: Callable, params: PyTree, example: PyTree, dtype: Any) -> None:
+    """Raises: ValueError unless it is one number of this kind."""
+    found = jax.eval_shape(function, params, example)
+    leaves = jax.tree.leaves(found)
+    if jax.tree.structure(found) != jax.tree.structure(0) or leaves[0].shape != ():
+        shapes = [leaf.shape for leaf in leaves]
+        raise ValueError(f"Expected {what} to be a scalar of one example, got shape {', '.join(map(str, shapes))}.")
+    if not jnp.issubdtype(leaves[0].dtype, dtype):
+        kind = "bool" if dtype is jnp.bool_ else "floating-point number"
+        raise ValueError(f"Expected {what} to be a {kind}, got {leaves[0].dtype}.")
+
+
+def _form(examples: PyTree) -> Any:
+    """Structure, and the shape of an example's leaves."""
+    leaves, structure = jax.tree.flatten(examples)
+    return structure, [leaf.shape[1:] for leaf in leaves]
+
+
 def _checked_examples(examples: PyTree, what: str) -> PyTree:
-    arrays = jax.tree.map(jnp.asarray, examples)
+    try:
+        arrays = jax.tree.map(jnp.asarray, examples)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"Expected {what} to be a pytree of numeric arrays: {str(error).splitlines()[0]}") from None
     rows = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(arrays)}
     if len(rows) != 1 or rows & {None, 0}:
         raise ValueError(
