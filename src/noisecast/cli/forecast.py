@@ -30,6 +30,7 @@ from noisecast.scenario_file import read_scenario_file
 from noisecast.table import OK
 
 NON_PRIVATE = "Non-private: computed from the examples without noise; use a public proxy to plan."
+MOST_NAMES = 4  # of rows that a note is about
 RANGE_AROUND_ONE_LEVEL = 16  # where a file names one noise multiplier, the crossing is looked for from 1/16 of it to 16
 SHOWN = {
     "test_loss": "test\nloss",
@@ -97,7 +98,7 @@ def forecast(
     record_at = question.record_at if record is None else _evenly(record, able[0].num_steps)
     if output is None and figure is None:  # a third of the time goes into what nobody would see
         record_at = (able[0].num_steps,)
-    notes: list[tuple[str, str]] = []
+    notes: list[tuple[Scenario, str]] = []
     tried = None
     if best:
         able, tried, notes = _best(able, moments)
@@ -108,16 +109,17 @@ def forecast(
             progress(len(found) / len(able))
     write(pd.concat([table_of(*pair) for pair in zip(able, found, strict=True)]), output, figure)
     results = _results(able, found)
-    notes += [(each.optimizer.name, r) for each, f in zip(able, found, strict=True) for r in Outcome.of(f).reasons]
+    notes += [(each, reason) for each, f in zip(able, found, strict=True) for reason in Outcome.of(f).reasons]
     if json:
         where = {"output": output and str(output), "figure": figure and str(figure)}
-        reasons = [{"optimizer": name, "reason": reason} for name, reason in dict.fromkeys(notes)]
+        pairs = dict.fromkeys((each.optimizer.name, reason) for each, reason in notes)
+        reasons = [{"optimizer": name, "reason": reason} for name, reason in pairs]
         content = {"forecasts": results, "reasons": reasons, "refusals": refused, "tried": tried}
         print_json({"non_private": NON_PRIVATE, **content, **where})
         return
     console = to_reader()
     print_whole(console, _shown(able, results, is_best=best))
-    _print_notes(console.print, notes, refused)
+    _print_notes(console.print, [(_which(each, able), reason) for each, reason in notes], refused)
     for path in (output, figure):
         if path is not None:
             console.print(f"Written: {path}", soft_wrap=True)
@@ -156,8 +158,8 @@ def _evenly(count: int, num_steps: int) -> tuple[int, ...]:
 # --- The best cell ---------------------------------------------------------------------------------------------------
 
 
-def _best(able: Sequence[Scenario], moments: Moments) -> tuple[list[Scenario], list[dict], list[tuple[str, str]]]:
-    """One scenario for each optimizer and noise of the file; the cells tried; (optimizer, what to know of it)."""
+def _best(able: Sequence[Scenario], moments: Moments) -> tuple[list[Scenario], list[dict], list[tuple[Scenario, str]]]:
+    """One scenario for each optimizer and noise of the file; the cells tried; (scenario, what to know of it)."""
     asked = list({(_kind(each), each.mechanism.noise_multiplier): each for each in reversed(able)}.values())[::-1]
     found, tried, notes = [], [], []
     with share_progress("Searching") as progress:
@@ -174,8 +176,22 @@ def _best(able: Sequence[Scenario], moments: Moments) -> tuple[list[Scenario], l
             found.append(best.scenario)
             head = {"optimizer": each.optimizer.name, "noise_multiplier": each.mechanism.noise_multiplier}
             tried += [head | cell for cell in best.cells.to_dict("records")]
-            notes += [(each.optimizer.name, reason) for reason in best.reasons]
+            notes += [(best.scenario, reason) for reason in best.reasons]
     return found, tried, notes
+
+
+def _which(scenario: Scenario, among: Sequence[Scenario]) -> str:
+    """Its optimizer, and whatever else tells it from the others of that optimizer."""
+    others = [each for each in among if each.optimizer.name == scenario.optimizer.name]
+    told = [scenario.optimizer.name]
+    for name, value in (
+        ("noise", lambda each: each.mechanism.noise_multiplier),
+        ("rate", lambda each: each.optimizer.learning_rate),
+        ("clip", lambda each: each.mechanism.l2_clip_norm),
+    ):
+        if len({value(each) for each in others}) > 1:
+            told.append(f"{name} {number(value(scenario), 3)}")
+    return " ".join(told)
 
 
 def _kind(scenario: Scenario) -> Optimizer:
@@ -275,7 +291,8 @@ def _print_notes(show: Callable, notes: Sequence[tuple[str, str]], refused: Sequ
     for name, reason in dict.fromkeys(notes):
         by_reason.setdefault(reason, []).append(name)
     for reason, names in by_reason.items():
-        show(f"Note ({', '.join(names)}): {reason}")
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        show(f"Note ({'; '.join(names[:MOST_NAMES])}{more}): {reason}")
     for sentence in refused:
         show(f"Left out: {sentence}")
 

@@ -160,8 +160,11 @@ class _NotThere(ValueError):
 def _reproduce(name: str, order: _Order) -> dict[str, Any]:
     """Say how long it will take, compute, write; what is to be shown."""
     _check_data(name, order)
-    module = importlib.import_module(f"noisecast.reproduction.{name.replace('-', '_')}")
     began = time.monotonic()
+    try:
+        module = importlib.import_module(f"noisecast.reproduction.{name.replace('-', '_')}")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"Interrupted in {name}, before it began.") from None
     try:
         asked = order.questions(name, module)
         _say(f"{name}, {order.scale} scale. {module.TITLE}. {_expectation(module, name, order, asked)}")

@@ -49,6 +49,7 @@ POWERS = 3  # of the curvature a time step
 LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the way: steps overshoot
 LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
 LARGEST_LASTING_MOVE = 1.5  # of the logits by a step later on, on average: no path is made of such steps
+FAR, OF_FEW = 0.9, 2.75  # such a move, and as many times the loss: the loss is that of few outputs, thrown far
 LARGEST_LASTING_STEP = 1.2  # eta times the largest curvature of all: where it is no passing one
 
 
@@ -125,7 +126,7 @@ class _LogisticSolve:
         self.closure: Any = self.optimizer.theory.closure
         self.rows, self.settings = examples.train, settings
         self.split, self.steepest, self.curvature, self.first_move = self.rows.split, 0.0, 0.0, 0.0
-        self.is_fitted, self.move = False, 0.0  # at the step seen last
+        self.is_fitted, self.is_of_few, self.move = False, False, 0.0  # at the step seen last
         self.overshot = False  # by directions that lag, at some step seen
         self.share = 1.0  # with which examples still hold the weights, on average
         width = self.rows.block.shape[1]
@@ -172,15 +173,16 @@ class _LogisticSolve:
                 steepest = max(steepest, self.curvature) if step else 0.0
                 for asked in (asked for asked in record_at if last < asked <= step):
                     metrics = beside.submit(copy_context().run, self.metrics.of, self.passed.pop(asked, at))
-                    seen[asked] = metrics, beyond, self.curvature, steepest
+                    seen[asked] = metrics, beyond, self.curvature, steepest, self.move
                 if end is not None and is_finite(at):
                     at = self._advance(at, field, step, end - step)
                 last = step
             recorded = {}
-            for asked, (found, beyond, then, so_far) in seen.items():
+            for asked, (found, beyond, then, so_far, move) in seen.items():
                 metrics, subsample_error = found.result()
                 self.is_fitted = metrics["loss"] < FITTED * math.log(2)
-                beyond = beyond or self.is_fitted or min(then, self.curvature) > LARGEST_LASTING_STEP
+                self.is_of_few = move > max(FAR, OF_FEW * metrics["loss"])
+                beyond = beyond or self.is_fitted or self.is_of_few or min(then, self.curvature) > LARGEST_LASTING_STEP
                 recorded[asked] = metrics, bool(beyond or self._overshoots(asked, so_far))
         return collected(recorded, subsample_error, self._reasons(at, subsample_error))
 
@@ -203,6 +205,11 @@ class _LogisticSolve:
             reasons.append(
                 f"Every step moves the logits by {self.move:.2g} by chance: their law is made of jumps, and the loss "
                 "may be off by several per cent."
+            )
+        if self.is_of_few and self.move <= LARGEST_LASTING_MOVE:
+            reasons.append(
+                f"Every step moves the logits by {self.move:.2g} by chance, which is much beside the loss: that is of "
+                "few outputs, thrown far, and may be off by more than ten per cent."
             )
         if self.share < LEAST_SHARE:
             reasons.append(
