@@ -196,6 +196,7 @@ def test_a_crossing_is_trained_where_it_is_forecast(small_task, tmp_path):
 # --- forecast_generated -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", forecast_generated.KINDS)
 def test_generated_data_are_what_they_are_called(name):
     problem = forecast_generated.problem_of(name)
@@ -224,6 +225,7 @@ def test_cells_are_trained_until_they_are_known(monkeypatch):
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_networks_are_timed_and_another_step_is_refused(monkeypatch):
     """Two of ours agree, and are timed; one with another clip norm takes other steps."""
     monkeypatch.setattr(networks, "NUM_EXAMPLES", 64)

@@ -39,6 +39,7 @@ def test_of_equal_distributions_nothing_is_proved(kind):
     assert stats.binom.sf(proved - 1, tries, 0.1) > 1e-6
 
 
+@pytest.mark.slow
 def test_a_rule_chosen_on_the_runs_that_judge_it_would_lie():
     """The control: the same, without a held-out half, proves what is not there far too often."""
     rng = np.random.default_rng(32)

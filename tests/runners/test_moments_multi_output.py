@@ -152,6 +152,7 @@ def on_digits(optimizer, noise):
     return Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=1000)
 
 
+@pytest.mark.slow
 def test_no_grid_of_time_steps_is_unlucky(monkeypatch):
     """Noise that moves weights far, into flat places that hold them less: long steps saw a quarter too much of it."""
 

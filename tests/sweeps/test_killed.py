@@ -24,7 +24,7 @@ def workers_of(driver: subprocess.Popen) -> list[int]:
 
 @pytest.mark.parametrize(
     "num_groups, kills",
-    [(5, 2), pytest.param(200, 20, marks=pytest.mark.slow)],
+    [pytest.param(5, 2, marks=pytest.mark.slow), pytest.param(200, 20, marks=pytest.mark.slow)],
 )
 def test_a_store_that_was_killed_again_and_again_equals_an_undisturbed_one(tmp_path, num_groups, kills):
     rng = random.Random(7)

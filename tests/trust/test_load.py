@@ -18,6 +18,7 @@ def measured(num_scenarios: int, store: Path) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_a_diverging_cell_keeps_its_row(tmp_path):
     measured(100, tmp_path / "store")
 
