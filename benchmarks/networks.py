@@ -10,10 +10,10 @@ random numbers: what a step costs does not depend on them. Contestants take turn
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch needs memory of the same device
@@ -21,14 +21,13 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch needs m
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from cyclopts import App
 from rich.console import Console
 from rich.table import Table
 
 import noisecast as nc
 from benchmarks.linear_model import SETTINGS
-from benchmarks.peers import FixedBatches
+from benchmarks.peers import FixedBatches, PrivateSteps
 from noisecast.cli.output import TABLE_STYLE
 from noisecast.engines.dense import DenseRun
 from noisecast.privacy.noise import RandomRoot
@@ -38,52 +37,53 @@ NUM_EXAMPLES, NUM_CLASSES, NUM_PEER_BATCHES = 60_000, 10, 4
 CHECKED_STEPS, TOLERANCE = 3, 1e-3
 ALMOST_NO_NOISE = 1e-6
 OPTIMIZERS = ("DP-SGD", "DP-Adam")
+VERSIONS_OF = ("jax", "torch", "opacus", "jax-privacy")
 console = Console(width=130, highlight=False)
 app = App(help=__doc__, help_format="plaintext")
 
-# A layer is (weight, bias), in torch's order and layout, so that all count the parameters alike.
-Layers = Sequence[tuple[jax.Array, jax.Array]]
+# Weight and bias of each layer, in torch's order and layout, so that all count the parameters alike.
+Params = Sequence[jax.Array]
 
 
 @dataclass(frozen=True)
 class Network:
-    """Args: shapes: of each layer's weight.   input_shape: of one example.   apply: layers, example -> logits (10,).
+    """Args: shapes: of each layer's weight.   input_shape: of one example.   apply: params, example -> logits (10,).
     torch_module: the same network, made by torch."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
     input_shape: tuple[int, ...]
-    apply: Callable[[Layers, jax.Array], jax.Array]
+    apply: Callable[[Params, jax.Array], jax.Array]
     torch_module: Callable[[], Any]
     l2_clip_norm: float = 1.0
 
-    def start(self) -> list[tuple[np.ndarray, np.ndarray]]:
+    def start(self) -> list[np.ndarray]:
         rng = np.random.default_rng(1)
         scaled = [(rng.normal(size=s) / np.sqrt(np.prod(s[1:]))).astype(np.float32) for s in self.shapes]
-        return [(weight, np.zeros(len(weight), np.float32)) for weight in scaled]
+        return [array for weight in scaled for array in (weight, np.zeros(len(weight), np.float32))]
 
     def examples(self) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(0)
         images = rng.standard_normal((NUM_EXAMPLES, *self.input_shape), np.float32)
         return images, rng.integers(NUM_CLASSES, size=NUM_EXAMPLES).astype(np.int32)
 
-    def loss(self, layers: Layers, example: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def loss(self, params: Params, example: tuple[jax.Array, jax.Array]) -> jax.Array:
         image, label = example
-        return -jax.nn.log_softmax(self.apply(layers, image))[label]
+        return -jax.nn.log_softmax(self.apply(params, image))[label]
 
 
-def _perceptron(layers: Layers, image: jax.Array) -> jax.Array:
-    (first, first_bias), (second, second_bias) = layers
+def _perceptron(params: Params, image: jax.Array) -> jax.Array:
+    first, first_bias, second, second_bias = params
     return second @ jax.nn.relu(first @ image + first_bias) + second_bias
 
 
-def _convolutions(layers: Layers, image: jax.Array) -> jax.Array:
+def _convolutions(params: Params, image: jax.Array) -> jax.Array:
     found = image[None]
-    for (weight, bias), padding in zip(layers[:2], (3, 0)):
+    for weight, bias, padding in zip(params[:4:2], params[1:4:2], (3, 0)):
         found = jax.lax.conv_general_dilated(found, weight, (2, 2), [(padding, padding)] * 2)
         found = jax.nn.relu(found + bias[:, None, None])
         found = jax.lax.reduce_window(found, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 1, 1), "VALID")
-    return _perceptron(layers[2:], found.ravel())
+    return _perceptron(params[4:], found.ravel())
 
 
 def _torch_perceptron() -> Any:
@@ -144,8 +144,9 @@ def _scenarios(
     return [nc.Scenario(problem=problem, mechanism=mechanism, optimizer=o, num_steps=10**7) for o in optimizers]
 
 
+@cache
 def batches(network: Network, batch_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The first batches of our own runs, whatever the optimizer: images and labels."""
+    """The first batches of our own runs, whatever the optimizer: images and labels (B,) int64, as torch indexes."""
     from noisecast.engines.keys import batch_key
 
     scenario = _scenarios(network, "DP-SGD", batch_size, 1, 1.0)[0]
@@ -153,85 +154,31 @@ def batches(network: Network, batch_size: int) -> list[tuple[np.ndarray, np.ndar
     drawn = scenario.mechanism.sampler.batches(key, 0, NUM_PEER_BATCHES, NUM_EXAMPLES)
     images, labels = network.examples()
     rows = [indices[mask] for indices, mask in zip(drawn.indices, drawn.mask)]
-    return [(images[row], labels[row]) for row in rows]
+    return [(images[row], labels[row].astype(np.int64)) for row in rows]
 
 
 def opacus(network: Network, optimizer: str, batch_size: int, mode: str, noise_multiplier: float) -> FixedBatches:
-    """Opacus without its DataLoader and accountant; `mode` is hooks, functorch or ghost."""
     import torch  # pyright: ignore[reportMissingImports]
-    from opacus.grad_sample import prepare_module  # pyright: ignore[reportMissingImports]
-    from opacus.optimizers import get_optimizer_class  # pyright: ignore[reportMissingImports]
-    from opacus.utils.fast_gradient_clipping_utils import (  # pyright: ignore[reportMissingImports]
-        DPLossFastGradientClipping,
-    )
 
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")  # a first layer's input has no gradient
     torch.backends.cudnn.allow_tf32 = noise_multiplier != ALMOST_NO_NOISE  # as `race` has it for JAX
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    module = network.torch_module().to(device)
-    flat = np.concatenate([array.ravel() for layer in network.start() for array in layer])
-    torch.nn.utils.vector_to_parameters(torch.from_numpy(flat).to(device), module.parameters())
-    ghost: dict[str, Any] = {"max_grad_norm": network.l2_clip_norm} if mode == "ghost" else {}
-    model = prepare_module(module, mode, loss_reduction="mean", **ghost)
-    settings = SETTINGS[optimizer]
-    if optimizer == "DP-Adam":
-        betas = settings["b1"], settings["b2"]
-        inner: Any = torch.optim.Adam(model.parameters(), settings["learning_rate"], betas, settings["eps"])
-    else:
-        inner = torch.optim.SGD(model.parameters(), settings["learning_rate"])
-    private = get_optimizer_class("flat", False, mode)(
-        inner, noise_multiplier=noise_multiplier, max_grad_norm=network.l2_clip_norm, expected_batch_size=batch_size
-    )
-    criterion: Any = torch.nn.CrossEntropyLoss()
-    loss = DPLossFastGradientClipping(model, private, criterion) if mode == "ghost" else criterion
-
-    def step(batch: Any) -> None:
-        images, labels = batch
-        private.zero_grad(set_to_none=True)
-        loss(model(images), labels).backward()
-        private.step()
-
-    on_device = [
-        (torch.from_numpy(images).to(device), torch.from_numpy(labels).long().to(device))
-        for images, labels in batches(network, batch_size)
-    ]
-
-    def params() -> np.ndarray:
-        return torch.nn.utils.parameters_to_vector(module.parameters()).detach().cpu().numpy()
-
-    return FixedBatches(step, on_device, params, wait=torch.cuda.synchronize if device.type == "cuda" else lambda: None)
+    module = network.torch_module().to("cuda" if torch.cuda.is_available() else "cpu")
+    return _steps(network, optimizer, batch_size, noise_multiplier).opacus(module, torch.nn.CrossEntropyLoss(), mode)
 
 
 def jax_privacy(network: Network, optimizer: str, batch_size: int, noise_multiplier: float) -> FixedBatches:
-    """JAX Privacy: `clipped_grad`, its Gaussian privatizer and Optax in one compiled step."""
-    from jax_privacy import clipped_grad
-    from jax_privacy.noise_addition import gaussian_privatizer
+    steps = _steps(network, optimizer, batch_size, noise_multiplier)
+    return steps.jax_privacy(lambda params, *example: network.loss(params, example))
 
-    clipped_sum = clipped_grad(
-        network.loss, l2_clip_norm=network.l2_clip_norm, batch_argnums=1, keep_batch_dim=False
-    )  # fmt: skip
-    noise: Any = gaussian_privatizer(stddev=noise_multiplier * network.l2_clip_norm, prng_key=0)
-    update = {"DP-SGD": optax.sgd, "DP-Adam": optax.adam}[optimizer](**SETTINGS[optimizer])
-    start = jax.tree.map(jnp.asarray, network.start())
-    state = start, noise.init(start), update.init(start)
 
-    @partial(jax.jit, donate_argnums=0)
-    def step(state: Any, batch: Any) -> Any:
-        params, keys, memory = state
-        noisy, keys = noise.update(clipped_sum(params, batch), keys)
-        direction, memory = update.update(jax.tree.map(lambda total: total / batch_size, noisy), memory)
-        return optax.apply_updates(params, direction), keys, memory
-
-    def advance(batch: Any) -> None:
-        nonlocal state
-        state = step(state, batch)
-
-    on_device = [jax.tree.map(jnp.asarray, batch) for batch in batches(network, batch_size)]
-    return FixedBatches(
-        advance,
-        on_device,
-        lambda: np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(state[0])]),
-        wait=lambda: jax.block_until_ready(state),
+def _steps(network: Network, optimizer: str, batch_size: int, noise_multiplier: float) -> PrivateSteps:
+    return PrivateSteps(
+        optimizer,
+        SETTINGS[optimizer],
+        network.l2_clip_norm,
+        noise_multiplier,
+        batch_size,
+        network.start(),
+        batches(network, batch_size),
     )
 
 
@@ -256,24 +203,28 @@ def main(
     seconds: float = 1.0,
     quick: bool = False,
 ) -> None:
-    """Args: seconds: of a contestant's turn.   quick: DP-SGD of the perceptron alone, short turns."""
-    device = jax.devices()[0]
-    shown = Table(title=f"Steps a second on {device.device_kind}, batches of {batch_size}", **TABLE_STYLE)
-    for header in ("network", "optimizer", "who", "run-steps/s", "least and most", "× of the peer"):
-        shown.add_column(header)
+    """Args: seconds: of a contestant's turn.   quick: DP-SGD of the perceptron alone."""
+    card = jax.devices()[0].device_kind
+    console.print(f"{card}, batches of {batch_size};", ", ".join(map(_with_version, VERSIONS_OF)))
     for network in NETWORKS[:1] if quick else NETWORKS:
         for optimizer in OPTIMIZERS[:1] if quick else OPTIMIZERS:
             rates = race(contestants(network, optimizer, batch_size, runs), rounds=rounds, seconds=seconds)
             best = max(np.median(each) for name, each in rates.items() if name.startswith("noisecast"))
+            shown = Table(title=f"{network.name}, {optimizer}, on {card}", **TABLE_STYLE)
+            for header in ("who", "run-steps/s", "least and most", "× of the peer"):
+                shown.add_column(header)
             for name, each in rates.items():
                 rate = float(np.median(each))
-                ours = name.startswith("noisecast")
-                shown.add_row(
-                    network.name, optimizer, name, f"{rate:,.0f}", f"{min(each):,.0f} to {max(each):,.0f}",
-                    "" if ours else f"{best / rate:.1f}",
-                )  # fmt: skip
-            shown.add_section()
-    console.print(shown)
+                ratio = "" if name.startswith("noisecast") else f"{best / rate:.1f}"
+                shown.add_row(name, f"{rate:,.0f}", f"{min(each):,.0f} to {max(each):,.0f}", ratio)
+            console.print(shown)
+
+
+def _with_version(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return f"no {name}"
 
 
 def race(entered: dict[str, tuple[int, Any]], *, rounds: int, seconds: float) -> dict[str, list[float]]:

@@ -1,7 +1,5 @@
 """W3: factorisation of MovieLens-100k, d = 262,500, B = 64, one run."""
 
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 
 from benchmarks.linear_model import NUM_PEER_BATCHES, ROOT
 from benchmarks.linear_model import SETTINGS as LINEAR_SETTINGS
-from benchmarks.peers import FixedBatches
+from benchmarks.peers import FixedBatches, PrivateSteps
 from benchmarks.race import Contestant
 from noisecast.privacy.sampling import FixedSize
 from noisecast.problems.datasets import DataError, Ratings, movielens, public_split
@@ -87,24 +85,16 @@ class OurTrainee:
 
 
 def opacus(task: FactorTask, optimizer: str, mode: str, noise_multiplier: float) -> FixedBatches:
-    """Two embeddings, dense gradients (every row gets noise), half the squared error; without loader and accountant."""
+    """Two embeddings, dense gradients (every row gets noise), half the squared error."""
     import torch  # pyright: ignore[reportMissingImports]
-    from opacus.grad_sample import prepare_module  # pyright: ignore[reportMissingImports]
-    from opacus.optimizers import get_optimizer_class  # pyright: ignore[reportMissingImports]
-    from opacus.utils.fast_gradient_clipping_utils import (  # pyright: ignore[reportMissingImports]
-        DPLossFastGradientClipping,
-    )
 
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")  # a first layer's input has no gradient
     torch.set_num_threads(1)
-    start = task.start()
 
     class Factors(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            users, items = np.split(start, [task.ratings.num_users])
-            self.users = torch.nn.Embedding.from_pretrained(torch.from_numpy(users.copy()), freeze=False, sparse=False)
-            self.items = torch.nn.Embedding.from_pretrained(torch.from_numpy(items.copy()), freeze=False, sparse=False)
+            self.users = torch.nn.Embedding(task.ratings.num_users, task.dim)
+            self.items = torch.nn.Embedding(task.ratings.num_items, task.dim)
 
         def forward(self, user, item):
             return (self.users(user) * self.items(item)).sum(dim=1)
@@ -116,76 +106,29 @@ def opacus(task: FactorTask, optimizer: str, mode: str, noise_multiplier: float)
             squares = 0.5 * (predicted - rating) ** 2
             return squares if self.reduction == "none" else squares.mean()
 
-    factors = Factors()
-    ghost: dict[str, Any] = {"max_grad_norm": task.l2_clip_norm} if mode == "ghost" else {}
-    model = prepare_module(factors, mode, loss_reduction="mean", **ghost)
-    settings = SETTINGS[optimizer]
-    inner: Any = torch.optim.SGD(model.parameters(), lr=settings["learning_rate"])
-    if optimizer == "DP-Adam":
-        inner = torch.optim.Adam(
-            model.parameters(),
-            lr=settings["learning_rate"],
-            betas=(settings["b1"], settings["b2"]),
-            eps=settings["eps"],
-        )
-    private = get_optimizer_class("flat", False, mode)(
-        inner, noise_multiplier=noise_multiplier, max_grad_norm=task.l2_clip_norm, expected_batch_size=task.batch_size
-    )
-    criterion: Any = HalfSquaredError()
-    loss = DPLossFastGradientClipping(model, private, criterion) if mode == "ghost" else criterion
-
-    def step(batch) -> None:
-        user, item, rating = batch
-        private.zero_grad(set_to_none=True)
-        loss(model(user, item), rating).backward()
-        private.step()
-
-    def moved() -> np.ndarray:
-        rows = [table.weight.detach().numpy() for table in (factors.users, factors.items)]
-        return (np.concatenate(rows) - start).ravel()
-
-    batches = [tuple(torch.from_numpy(array) for array in batch) for batch in task.batches()]
-    return FixedBatches(step, batches, moved)
+    return _steps(task, optimizer, noise_multiplier).opacus(Factors(), HalfSquaredError(), mode)
 
 
 def jax_privacy(task: FactorTask, optimizer: str, noise_multiplier: float) -> FixedBatches:
-    """JAX Privacy: `clipped_grad`, its Gaussian privatizer and Optax in one compiled step."""
-    import jax
-    import jax.numpy as jnp
-    import optax
-    from jax_privacy import clipped_grad
-    from jax_privacy.noise_addition import gaussian_privatizer
-
     def loss(params, user, item, rating):
-        return 0.5 * (params["users"][user] @ params["items"][item] - rating) ** 2
+        users, items = params
+        return 0.5 * (users[user] @ items[item] - rating) ** 2
 
-    clipped_sum: Callable = clipped_grad(
-        loss, l2_clip_norm=task.l2_clip_norm, batch_argnums=(1, 2, 3), keep_batch_dim=False, microbatch_size=1
-    )
-    noise: Any = gaussian_privatizer(stddev=noise_multiplier * task.l2_clip_norm, prng_key=0)
-    update: Any = {"DP-SGD": optax.sgd, "DP-Adam": optax.adam}[optimizer](**SETTINGS[optimizer])
+    return _steps(task, optimizer, noise_multiplier).jax_privacy(loss, microbatch_size=1)
+
+
+def _steps(task: FactorTask, optimizer: str, noise_multiplier: float) -> PrivateSteps:
     start = task.start()
-    users, items = np.split(start, [task.ratings.num_users])
-    params: Any = {"users": jnp.asarray(users), "items": jnp.asarray(items)}
-    state = params, noise.init(params), update.init(params)
-
-    def step(state, *batch):
-        params, noise_state, memory = state
-        noisy, noise_state = noise.update(clipped_sum(params, *batch), noise_state)
-        direction, memory = update.update(jax.tree.map(lambda total: total / task.batch_size, noisy), memory)
-        return optax.apply_updates(params, direction), noise_state, memory
-
-    compiled: Callable = jax.jit(step, donate_argnums=0)
-
-    def advance(batch) -> None:
-        nonlocal state
-        state = compiled(state, *batch)
-
-    def moved() -> np.ndarray:
-        return (np.concatenate([np.asarray(state[0]["users"]), np.asarray(state[0]["items"])]) - start).ravel()
-
-    batches = [tuple(jnp.asarray(array) for array in batch) for batch in task.batches()]
-    return FixedBatches(advance, batches, moved, wait=lambda: jax.block_until_ready(state))
+    return PrivateSteps(
+        optimizer,
+        SETTINGS[optimizer],
+        task.l2_clip_norm,
+        noise_multiplier,
+        task.batch_size,
+        np.split(start, [task.ratings.num_users]),
+        task.batches(),
+        lambda arrays: (np.concatenate(arrays) - start).ravel(),
+    )
 
 
 def _ratings(data_dir: str | None) -> tuple[str, Ratings]:
