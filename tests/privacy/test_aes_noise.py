@@ -149,7 +149,7 @@ KEYS = [np.random.default_rng(SEED).bytes(32) for _ in range(37)]
 
 
 @pytest.mark.parametrize("count", [1, 4, 15, 32, 33, 100, 256])
-@pytest.mark.parametrize("lanes", [1, 3, 15, 16, 20, 37])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8, 9, 15, 16, 20, 37])
 def test_a_tile_does_not_depend_on_the_lanes_beside_nor_on_how_many_rows_it_has(lanes, count):
     def words(lanes, scratch, first=256):
         _word_tile(first, count, lanes, scratch)

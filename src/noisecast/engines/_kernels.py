@@ -46,7 +46,7 @@ class Lanes(NamedTuple):
     step_size: np.ndarray  # eta / B
     step_noise: np.ndarray  # eta z C / B
     lane: np.ndarray
-    keys: np.ndarray  # (11, 4 lanes) round keys of AES, or (4, lanes) words of Threefry's key
+    keys: np.ndarray  # (11, 4 lanes) round keys of AES, of 16 lanes at least; or (4, lanes) words of Threefry's key
 
 
 class Scratch(NamedTuple):
@@ -62,11 +62,12 @@ class Scratch(NamedTuple):
     # Of a tile. DP-SignSGD draws no normals and keeps its moves and distances there; with one lane a tile's words are
     # counted before `words` and `column` hold the places and numbers of rows that lack more of them.
     normals: np.ndarray  # (tile, lanes) float32
-    words: np.ndarray  # (tile, lanes) uint32
+    words: np.ndarray  # (tile, lanes) uint32, the first numbers of:
+    roomy: np.ndarray  # (tile * lanes + ROOM,)
     column: np.ndarray  # (tile,) uint32, of a lane that fills no vector
     block: np.ndarray  # (16, lanes) uint32, what one call of a cipher makes
     blocks: np.ndarray  # (4 * tile,) uint32, of one lane
-    counters: np.ndarray  # (4 * lanes,) uint32, AES': lane, 0, 0, 0
+    counters: np.ndarray  # (4 * lanes,) uint32, AES': lane, 0, 0, 0; of 16 lanes at least
     ramp: np.ndarray  # (tile,) uint32, AES': 0, i, 0, 0
     numbered: np.ndarray  # (4 * tile,) uint32, AES': 0, a row's number, 0, 0
     every_row: np.ndarray  # (rows,) 0, 1, 2, ...

@@ -10,7 +10,7 @@ import numpy as np
 
 from noisecast.compiled import INLINE, INSIDE, prefetch, wide_vectors
 from noisecast.privacy import secure_noise
-from noisecast.privacy.aes_noise import AES, VECTOR, words_of_key, words_of_lanes
+from noisecast.privacy.aes_noise import AES, VECTOR, words_of_few, words_of_key, words_of_lanes
 from noisecast.privacy.counter_noise import normal_pair, threefry, threefry_twice
 
 u32 = np.uint32
@@ -18,6 +18,7 @@ u32 = np.uint32
 # Rows whose noise is drawn at once, and the numbers that they may hold beyond the fewest rows.
 TILE, TILE_OF_FEW_LANES, FEWEST_ROWS, MOST_NUMBERS = 256, 2048, 64, 2**15
 PAIRED = 16  # rows so far apart in a group of twice as many are a pair of Box and Muller's
+ROOM = 8 * VECTOR  # numbers behind a tile's words, for copies of whole vectors
 BLOCKS = 16  # of Threefry that lie side by side: four words each make the noise of 64 rows, what a tile is made of
 
 
@@ -42,7 +43,7 @@ def word_tile(first, count, lanes, step, purpose, scratch):
         _chacha_tile(first, count, step, purpose, scratch)
     elif AES:
         _aes_tile(
-            scratch.words, scratch.column, first, count, lanes.keys, lanes.lane,
+            scratch.words, scratch.roomy, first, count, lanes.keys, lanes.lane,
             scratch.counters, scratch.ramp, step, purpose,
         )  # fmt: skip
     else:
@@ -50,19 +51,24 @@ def word_tile(first, count, lanes, step, purpose, scratch):
 
 
 @numba.njit(**INSIDE)
-def _aes_tile(words, column, first, count, keys, lane_of, counters, ramp, step, purpose):
-    """Row 4 b + w has word w of block b. Lanes that fill a vector are drawn along lanes, fewer along rows."""
+def _aes_tile(words, roomy, first, count, keys, lane_of, counters, ramp, step, purpose):
+    """Row 4 b + w has word w of block b. A vector holds a block of each of 16 lanes, or some blocks of fewer lanes."""
     wide_vectors()
     size, lanes = -(-count // (2 * PAIRED)) * 2 * PAIRED, len(lane_of)
-    if lanes >= VECTOR:
+    if lanes == 1:
+        words_of_key(roomy, ramp, size // VECTOR, keys, 0, lane_of[0], u32(first // 4), step, purpose)
+    elif lanes < VECTOR:
+        _aes_blocks_of_few(roomy, size // 4, keys, counters, lanes, u32(first // 4), step, purpose)
+    else:
         _aes_blocks(words, size // 4, keys, counters, lanes, u32(first // 4), step, purpose)
-        return
-    for lane in range(lanes):
-        to = words.reshape(-1) if lanes == 1 else column
-        words_of_key(to, ramp, size // VECTOR, keys, lane, lane_of[lane], u32(first // 4), step, purpose)
-        if lanes > 1:
-            for row in range(size):
-                words[row, lane] = column[row]
+
+
+@numba.njit(**INSIDE)
+def _aes_blocks_of_few(roomy, blocks, keys, counters, lanes, number, step, purpose):
+    """roomy[: 4 blocks lanes]: the words of block number + b of each of 2 to 15 lanes, b < blocks."""
+    wide_vectors()
+    for b in range(0, blocks, VECTOR // lanes):
+        words_of_few(roomy, 4 * b * lanes, counters, keys, lanes, u32(0), u32(number + u32(b)), step, purpose)
 
 
 @numba.njit(**INLINE)

@@ -10,11 +10,11 @@ import numpy as np
 
 from noisecast.compiled import aligned, aligned_zeros
 from noisecast.engines import _adam_kernels, _factor_kernels, _kernels, _linear_kernels
-from noisecast.engines._noise_kernels import tile_of
+from noisecast.engines._noise_kernels import ROOM, tile_of
 from noisecast.engines.dense import DRAWS_PER_CHUNK, check_horizon
 from noisecast.engines.keys import batch_key, noise_key
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
-from noisecast.privacy.aes_noise import AES, ROUNDS, round_keys
+from noisecast.privacy.aes_noise import AES, ROUNDS, VECTOR, round_keys
 from noisecast.privacy.drawing import STEPS_PER_BLOCK
 from noisecast.privacy.noise import RandomRoot, key_words
 from noisecast.privacy.secure_noise import WORDS, first_states
@@ -274,8 +274,8 @@ _OPTIMIZERS = {
     DPAdam: _Kernels(
         _adam_steps,
         None,
-        fewest_filled=9,
-        most_added=5,
+        fewest_filled=5,
+        most_added=3,
         num_moments=2,
         settings=lambda adam, mechanism: (float(mechanism.expected_batch_size), adam.b1, adam.b2, adam.eps),
     ),
@@ -379,7 +379,19 @@ def _generator_keys(keys: Sequence[bytes], columns: int) -> np.ndarray:
     if not AES:
         return np.repeat(np.stack([key_words(key)[:4] for key in keys], axis=1), columns, axis=1)
     of_key = round_keys(keys).reshape(ROUNDS + 1, len(keys), 4)
-    return np.repeat(of_key, columns, axis=1).reshape(ROUNDS + 1, -1)
+    of_lanes = np.repeat(of_key, columns, axis=1)
+    lane, _ = in_vectors(of_lanes.shape[1])
+    return of_lanes[:, lane].reshape(ROUNDS + 1, -1)
+
+
+def in_vectors(lanes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of lanes, and of blocks, as AES takes them: fewer than 16 lanes fill a vector with several blocks each.
+
+    >>> in_vectors(6)[0].tolist(), in_vectors(6)[1].tolist()
+    ([0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3], [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2])
+    """
+    place = np.arange(max(lanes, VECTOR))
+    return place % lanes, place // lanes
 
 
 def _cipher_states(
@@ -398,6 +410,8 @@ def _scratch(rows: int, lane: np.ndarray, width: int, cipher: np.ndarray | None 
     lanes = len(lane)
     tile = tile_of(lanes)
     states = np.zeros((16, 0), np.uint32) if cipher is None else aligned(np.tile(cipher, tile // WORDS))
+    roomy, (own, block) = aligned_zeros(tile * lanes + ROOM, np.uint32), in_vectors(lanes)
+    counters = np.outer(lane[own], FIRST_OF_FOUR) + np.outer(block, SECOND_OF_FOUR)
     return _kernels.Scratch(
         stamp=np.zeros(rows, np.int32),
         slot=np.arange(rows, dtype=np.uint32),
@@ -407,11 +421,12 @@ def _scratch(rows: int, lane: np.ndarray, width: int, cipher: np.ndarray | None 
         coefficients=aligned_zeros((max(width, 1), lanes)),
         gradient=aligned_zeros((rows, lanes)),
         normals=aligned_zeros((tile, lanes)),
-        words=aligned_zeros((tile, lanes), np.uint32),
+        words=roomy[: tile * lanes].reshape(tile, lanes),
+        roomy=roomy,
         column=aligned_zeros(tile, np.uint32),
         block=aligned_zeros((WORDS, lanes), np.uint32),
         blocks=aligned_zeros(4 * tile, np.uint32),
-        counters=aligned(np.outer(lane, FIRST_OF_FOUR).ravel()),
+        counters=aligned(counters.astype(np.uint32).ravel()),
         ramp=aligned(np.outer(np.arange(tile // 4, dtype=np.uint32), SECOND_OF_FOUR).ravel()),
         numbered=aligned_zeros(4 * tile, np.uint32),
         every_row=np.arange(rows, dtype=np.uint32),

@@ -134,6 +134,17 @@ def _data(context: Any, builder: Any, signature: Any, arguments: Any, *numbers: 
     return [context.make_array(signature.args[i])(context, builder, arguments[i]).data for i in numbers]
 
 
+def _sixteen_blocks(context: Any, builder: Any, counters: Any, keys: Any, at: Any, stride: Any, add: Any) -> list[Any]:
+    """Word 0, 1, 2 and 3 of the blocks of the counters from number `at` on, each under its own key."""
+    blocks = []
+    for number in range(4):  # sixteen counters are four vectors
+        begin = builder.add(at, ir.Constant(_INDEX, VECTOR * number))
+        starts = [builder.add(begin, builder.mul(stride, ir.Constant(_INDEX, i))) for i in range(ROUNDS + 1)]
+        of_rounds = [_load(builder, keys, start, _STATE) for start in starts]
+        blocks.append(_enciphered(context, builder, builder.add(_load(builder, counters, begin), add), of_rounds))
+    return _transposed(builder, blocks)
+
+
 def _words_of_lanes(typing_context, words, row, counters, keys, lane, c0, c1, c2, c3):
     """words_of_lanes(words, row, counters, keys, lane, c0, c1, c2, c3): words[row : row + 4, lane : lane + 16].
 
@@ -148,17 +159,41 @@ def _words_of_lanes(typing_context, words, row, counters, keys, lane, c0, c1, c2
         table = context.make_array(signature.args[0])(context, builder, arguments[0])
         _, lanes = cgutils.unpack_tuple(builder, table.shape)
         row, lane, add = arguments[1], arguments[4], _four_times(builder, arguments[5:])
-        four = ir.Constant(_INDEX, 4)
-        stride, blocks = builder.mul(lanes, four), []
-        for number in range(4):  # sixteen lanes have four vectors of counters
-            at = builder.add(builder.mul(lane, four), ir.Constant(_INDEX, VECTOR * number))
-            starts = [builder.add(at, builder.mul(stride, ir.Constant(_INDEX, i))) for i in range(ROUNDS + 1)]
-            of_rounds = [_load(builder, keys, start, _STATE) for start in starts]
-            blocks.append(_enciphered(context, builder, builder.add(_load(builder, counters, at), add), of_rounds))
+        at, stride = (builder.mul(number, ir.Constant(_INDEX, 4)) for number in (lane, lanes))
         place = builder.add(builder.mul(row, lanes), lane)
-        for word in _transposed(builder, blocks):
+        for word in _sixteen_blocks(context, builder, counters, keys, at, stride, add):
             builder.store(word, _place(builder, words, place, _WORDS), align=4)
             place = builder.add(place, lanes)
+        return context.get_dummy_value()
+
+    return types.void(words, types.intp, counters, keys, types.intp, *(4 * [types.uint32])), generate
+
+
+def _words_of_few(typing_context, words, begin, counters, keys, lanes, c0, c1, c2, c3):
+    """words_of_few(words, begin, counters, keys, lanes, c0, c1, c2, c3): 16 // lanes blocks of each of a few lanes.
+
+    Word w of block b of a lane goes to words[begin + (4 b + w) lanes + lane]; sixteen words from there on are written,
+    of which later ones write over what is too much. words: (numbers,), contiguous.
+
+    Args:
+      counters: (64,), to which c0, c1, c2, c3 are added.   keys: (rounds, 64). Block 0 of every lane, then 1, ...
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words, counters, keys = _data(context, builder, signature, arguments, 0, 2, 3)
+        begin, lanes, add = arguments[1], arguments[4], _four_times(builder, arguments[5:])
+        found = cgutils.alloca_once(builder, ir.ArrayType(_WORD, 5 * VECTOR))  # the last one is read beyond, too
+        found = builder.bitcast(found, _WORD.as_pointer())
+        zero, stride = ir.Constant(_INDEX, 0), ir.Constant(_INDEX, 4 * VECTOR)
+        for w, word in enumerate(_sixteen_blocks(context, builder, counters, keys, zero, stride, add)):
+            builder.store(word, _place(builder, found, ir.Constant(_INDEX, VECTOR * w), _WORDS), align=4)
+        with cgutils.for_range(builder, builder.udiv(ir.Constant(_INDEX, VECTOR), lanes)) as loop:
+            own = builder.mul(loop.index, lanes)
+            place = builder.add(begin, builder.mul(own, ir.Constant(_INDEX, 4)))
+            for w in range(4):
+                row = _load(builder, found, builder.add(own, ir.Constant(_INDEX, VECTOR * w)))
+                builder.store(row, _place(builder, words, place, _WORDS), align=4)
+                place = builder.add(place, lanes)
         return context.get_dummy_value()
 
     return types.void(words, types.intp, counters, keys, types.intp, *(4 * [types.uint32])), generate
@@ -204,4 +239,5 @@ def _words_of_key(typing_context, words, counters, vectors, keys, lane, c0, c1, 
 
 
 words_of_lanes: Any = intrinsic(_words_of_lanes)
+words_of_few: Any = intrinsic(_words_of_few)
 words_of_key: Any = intrinsic(_words_of_key)
