@@ -12,6 +12,7 @@ from noisecast.table import DIVERGED, OK
 from noisecast.theory.optimal import nominal_epsilon
 
 NUM_EXAMPLES = 25_000
+SETTINGS = ("problem", "optimizer", "learning_rate", "noise_multiplier", "l2_clip_norm", "expected_batch_size")
 
 
 def imdb_row(*, value, batch_size=64.0, noise_multiplier=1.0, **settings):
@@ -22,13 +23,14 @@ def imdb_row(*, value, batch_size=64.0, noise_multiplier=1.0, **settings):
         noise_multiplier, sampling_probability=q, num_steps=num_steps, target_delta=IMDB.target_delta
     )
     row = {
-        "scenario": "s", "problem": "logistic on imdb", "optimizer": "DP-SGD", "learning_rate": 1.0,
+        "scenario": "", "problem": "logistic on imdb", "optimizer": "DP-SGD", "learning_rate": 1.0,
         "noise_multiplier": noise_multiplier, "l2_clip_norm": 0.5, "sampling_probability": q,
         "expected_batch_size": batch_size, "num_steps": num_steps, "epsilon": 1.5 * nominal,
         "nominal_epsilon": nominal, "target_delta": IMDB.target_delta, "runner": "training", "seed": 0,
         "step": num_steps, "metric": "loss", "value": value, "status": OK if math.isfinite(value) else DIVERGED,
     }  # fmt: skip
-    return row | settings
+    row |= settings
+    return row | {"scenario": repr([row[name] for name in SETTINGS])}
 
 
 def draw_for(*names):

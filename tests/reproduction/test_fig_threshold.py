@@ -1,13 +1,15 @@
 """The thresholds on curves whose crossings are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from synthetic import draw_for, imdb_row
+from synthetic import draw_for, imdb_row, toy_problem
 
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
-from noisecast.reproduction.fig_threshold import PLANS, claims, data, draw
+from noisecast.reproduction.fig_threshold import PLANS, Plan, claims, data, draw, questions
 from noisecast.reproduction.fits import last_crossing
-from noisecast.reproduction.tasks import IMDB
+from noisecast.reproduction.tasks import IMDB, IMDB_QUICK
 from noisecast.reproduction.thresholds import thresholds, window_of
 from noisecast.table import table_from
 
@@ -58,6 +60,25 @@ def test_the_thresholds_are_where_the_curves_cross():
     assert corrected["noise_multiplier"]["DP-Adam"] == pytest.approx(ADAM, rel=0.01)
     measured = found[(found["source"] == "training") & (found["batch_size"] == 64)].iloc[0]
     assert measured["epsilon"] == pytest.approx(1.5 * measured["nominal_epsilon"], rel=1e-3)
+
+
+def test_a_final_loss_is_the_mean_over_the_last_hundredth_of_the_steps():
+    rows = [
+        imdb_row(value=value, noise_multiplier=z, seed=seed, step=step)
+        for z, seed, value, step in [
+            (1.0, 0, 9.0, 38_609), (1.0, 0, 1.0, 38_610), (1.0, 0, 2.0, 38_800), (1.0, 0, 6.0, 39_000),
+            (1.0, 1, 5.0, 39_000), (2.0, 0, 7.0, 39_000),
+        ]
+    ]  # fmt: skip
+    assert data(table_from(rows))["value"].tolist() == [3.0, 5.0, 7.0]
+
+
+def test_what_is_asked_of_the_end_of_a_run_is_in_its_last_hundredth(monkeypatch):
+    task = replace(IMDB_QUICK, load=toy_problem, epochs=200, threshold_batch_sizes=(64,))
+    monkeypatch.setitem(PLANS, "quick", (Plan(task),))
+    question, *_ = questions("quick")
+    assert question.scenarios[0].num_steps == 400
+    assert question.record_at == (397, 398, 399, 400)
 
 
 def test_what_holds_on_such_curves():

@@ -129,7 +129,7 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
             {DPSGD: ((0.5, 1, 2, 3.5, 5, 6), (0.1, 0.5)), DPSignSGD: _IMDB_ADAPTIVE, DPAdam: _IMDB_ADAPTIVE},
             _more(IMDB, _LOWER),
             forecast=True,
-            finer_seeds=36,
+            finer_seeds=28,
             only_ends=True,
         ),
         Plan(

@@ -286,7 +286,7 @@ IMDB_QUICK = replace(
     seeds_of={DPSGD: 16},
     floors=(0.5, 1, 2, 4, 8, 12),
     speed=(0.4, 0.6, 0.8, 1.2, 1.6),
-    threshold=_spaced(1.5, 3.8, 8),
+    threshold=_spaced(1.7, 3.4, 8),
     budgets=(13.56, 4.52, 2.71, 1.94, 1.36),
     threshold_batch_sizes=(48, 64, 100),
 )

@@ -17,7 +17,8 @@ import numpy as np
 from noisecast.problems.linear import LOGISTIC, LinearModel
 from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import Examples
-from noisecast.runners.moments.forecast import FITTED, OF_A_FIT, Forecast, collected, time_grid
+from noisecast.runners.moments.forecast import Forecast, collected, time_grid
+from noisecast.runners.moments.logistic_limits import ENOUGH, Limits
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite, residual_bound
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.scenario import Scenario
@@ -32,25 +33,14 @@ from noisecast.theory.frozen_steps import (
     advance_variance,
     bend,
     krylov_response,
-    largest_stable_step,
     power_iteration,
 )
 from noisecast.theory.logistic_moments import ClippedExpectations, clipped_expectations, residual_given
 from noisecast.theory.own_push import OwnPush, Pull
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
-ENOUGH = 0.02  # of the loss: a subsample that adds less is large enough
-LARGEST_MOVE = 5.0  # of the logits by the first step
-SHORTEST_RUN, SWINGS_CALM = 10, 15  # times the lag of directions behind gradients
-FEWEST_EXAMPLES = 20
-SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
 POWERS = 3  # of the curvature a time step
-LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the way: steps overshoot
-LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
-LARGEST_LASTING_MOVE = 1.5  # of the logits by a step later on, on average: no path is made of such steps
-FAR, OF_FEW = 0.9, 2.75  # such a move, and as many times the loss: the loss is that of few outputs, thrown far
-LARGEST_LASTING_STEP = 1.2  # eta times the largest curvature of all: where it is no passing one
 
 
 def handles(problem: Any) -> bool:
@@ -125,14 +115,14 @@ class _LogisticSolve:
         self.num_steps, self.num_examples = scenario.num_steps, int(scenario.problem.num_examples or 0)
         self.closure: Any = self.optimizer.theory.closure
         self.rows, self.settings = examples.train, settings
-        self.split, self.steepest, self.curvature, self.first_move = self.rows.split, 0.0, 0.0, 0.0
-        self.is_fitted, self.is_of_few, self.move = False, False, 0.0  # at the step seen last
-        self.overshot = False  # by directions that lag, at some step seen
-        self.share = 1.0  # with which examples still hold the weights, on average
+        self.split = self.rows.split
         width = self.rows.block.shape[1]
         self.direction = np.full(width, 1 / np.sqrt(width))  # in the block, of the largest curvature
         clip = self.mechanism.l2_clip_norm
         self.bound = residual_bound(clip, self.rows)
+        self.limits = Limits(
+            self.closure.lag, self.num_steps, self.rows.num_examples, self.num_examples, float(self.bound.min())
+        )
         self.common = MeanOutput(self.rows)
         self.metrics = LogisticMetrics(examples, self.common, self.num_examples, clip, loss_alone=settings.loss_alone)
         self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
@@ -170,92 +160,21 @@ class _LogisticSolve:
             for step, end in zip(stops, [*stops[1:], None]):
                 field = self._field(at)
                 beyond = self._out_of_depth(field, at, step)
-                steepest = max(steepest, self.curvature) if step else 0.0
+                steepest = max(steepest, self.limits.curvature) if step else 0.0
                 for asked in (asked for asked in record_at if last < asked <= step):
                     metrics = beside.submit(copy_context().run, self.metrics.of, self.passed.pop(asked, at))
-                    seen[asked] = metrics, beyond, self.curvature, steepest, self.move
+                    then = {"curvature": self.limits.curvature, "steepest": steepest, "move": self.limits.move}
+                    seen[asked] = metrics, beyond, then
                 if end is not None and is_finite(at):
                     at = self._advance(at, field, step, end - step)
                 last = step
             recorded = {}
-            for asked, (found, beyond, then, so_far, move) in seen.items():
+            for asked, (found, beyond, then) in seen.items():
                 metrics, subsample_error = found.result()
-                self.is_fitted = metrics["loss"] < FITTED * math.log(2)
-                self.is_of_few = move > max(FAR, OF_FEW * metrics["loss"])
-                beyond = beyond or self.is_fitted or self.is_of_few or min(then, self.curvature) > LARGEST_LASTING_STEP
-                recorded[asked] = metrics, bool(beyond or self._overshoots(asked, so_far))
-        return collected(recorded, subsample_error, self._reasons(at, subsample_error))
-
-    def _reasons(self, at: Weights, subsample_error: float) -> list[str]:
-        reasons = []
-        if not is_finite(at):
-            reasons.append("The weights grow without bound.")
-        if self.steepest > LARGEST_STEP or self.curvature > LARGEST_LASTING_STEP:
-            reach = max(self.steepest, self.curvature)
-            reasons.append(
-                f"Steps overshoot: learning rate times curvature reaches {reach:.2g}, and "
-                f"{largest_stable_step(self.closure.lag):.2g} explodes. The loss swings from run to run, and its mean "
-                "may be far from the forecast."
-            )
-        if self.first_move > LARGEST_MOVE:
-            reasons.append(
-                f"The first step alone moves the logits by {self.first_move:.2g}: what follows is no small step either."
-            )
-        if self.move > LARGEST_LASTING_MOVE:
-            reasons.append(
-                f"Every step moves the logits by {self.move:.2g} by chance: their law is made of jumps, and the loss "
-                "may be off by several per cent."
-            )
-        if self.is_of_few and self.move <= LARGEST_LASTING_MOVE:
-            reasons.append(
-                f"Every step moves the logits by {self.move:.2g} by chance, which is much beside the loss: that is of "
-                "few outputs, thrown far, and may be off by more than ten per cent."
-            )
-        if self.share < LEAST_SHARE:
-            reasons.append(
-                f"Examples have pushed more than {1 - LEAST_SHARE:.0%} of their outputs' own fluctuation away: they "
-                "fit each other's noise, which the closure takes for independent, and the loss may be off by tens of "
-                "per cent."
-            )
-        if self.is_fitted:
-            reasons.append(OF_A_FIT)
-        if self.overshot:
-            reasons.append(
-                f"Directions lag by {self.closure.lag:.2g} steps and swing past where the force turns: before step "
-                f"{SWINGS_CALM * self.closure.lag:.0f} the loss may be off by tens of per cent."
-            )
-        if self._is_short:
-            reasons.append(
-                f"{self.num_steps} steps are few beside the {self.closure.lag:.2g} by which the optimizer's directions "
-                "lag behind gradients: its start is forecast only roughly."
-            )
-        if self.rows.num_examples < FEWEST_EXAMPLES:
-            reasons.append(f"{self.rows.num_examples} examples are too few: every one of them moves the weights.")
-        if self.bound.min() < SMALLEST_BOUND:
-            reasons.append("The clip norm lies below the resolution at which gradients are computed in training.")
-        if subsample_error > ENOUGH:
-            reasons.append(
-                f"{self.rows.num_examples:,} of {self.num_examples:,} examples were used, which may move the loss by "
-                f"{subsample_error:.0%} or more."
-            )
-        return reasons
-
-    def _overshoots(self, step: int, curvature: float) -> bool:
-        """Whether it is early, and directions that lag swing as an underdamped oscillator: eta lambda > 1/(4 L).
-
-        Weights then shoot past where the force turns, and back. What is computed knows only the swings' envelope. They
-        calm down as b1^t, whatever the curvature has become meanwhile.
-
-        Args:
-          curvature: the largest so far.
-        """
-        overshoots = 0 < step < SWINGS_CALM * self.closure.lag and 4 * self.closure.lag * curvature > 1
-        self.overshot = self.overshot or overshoots
-        return overshoots
-
-    @property
-    def _is_short(self) -> bool:
-        return self.num_steps < SHORTEST_RUN * self.closure.lag
+                is_off = self.limits.are_passed_by(metrics["loss"], step=asked, **then)
+                recorded[asked] = metrics, beyond or is_off
+        reasons = self.limits.reasons(is_finite=is_finite(at), subsample_error=subsample_error)
+        return collected(recorded, subsample_error, reasons)
 
     def _advance(self, at: Weights, field: _Field, step: int, num_steps: int, *, halvings: int = HALVINGS) -> Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
@@ -467,19 +386,17 @@ class _LogisticSolve:
     def _out_of_depth(self, field: _Field, at: Weights, step: int) -> bool:
         if not np.isfinite(field.mean).all():
             return True
-        memory = self.closure.memory(at.memory, field.law, step, 1)
-        gain = self.closure.response(field.law, memory)[1]
-        self.move = self._move(field, gain, memory) if step else 0.0
+        limits, memory = self.limits, self.closure.memory(at.memory, field.law, step, 1)
+        expected, gain = self.closure.response(field.law, memory)
+        limits.move = self._move(field, gain, memory) if step else 0.0
         curvature = np.concatenate([np.diag(field.jacobian)[: self.split], field.jacobian_diag])
-        self.steepest = max(self.steepest, self.learning_rate * float(np.max(gain * curvature)))
-        self.curvature = self.learning_rate * self._largest_curvature(field, gain)
+        limits.steepest = max(limits.steepest, self.learning_rate * float(np.max(gain * curvature)))
+        limits.curvature = self.learning_rate * self._largest_curvature(field, gain)
         if step == 0:
-            moved = self.rows.dot(self.learning_rate * self.closure.response(field.law, memory)[0])
-            self.first_move = float(np.sqrt(np.mean(moved**2)))
-        self.share = float(at.pushed.remaining_share(field.block_spread + field.rest_spread).mean())
-        too_small = self.rows.num_examples < FEWEST_EXAMPLES or self.bound.min() < SMALLEST_BOUND
-        too_far = self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self.share < LEAST_SHARE
-        return bool(too_far or self._is_short or too_small or self.move > LARGEST_LASTING_MOVE)
+            moved = self.rows.dot(self.learning_rate * expected)
+            limits.first_move = float(np.sqrt(np.mean(moved**2)))
+        limits.share = float(at.pushed.remaining_share(field.block_spread + field.rest_spread).mean())
+        return limits.are_passed
 
     def _move(self, field: _Field, gain: np.ndarray, memory: Any) -> float:
         """By how much a step moves the logits by chance; a step that averages gradients by that of what they average,

@@ -1,0 +1,144 @@
+"""Where the forecast of a logistic model may be off, and the sentences that say why."""
+
+import math
+from dataclasses import dataclass
+
+from noisecast.runners.moments.forecast import FITTED, OF_A_FIT
+from noisecast.theory.frozen_steps import largest_stable_step
+
+ENOUGH = 0.02  # of the loss: a subsample that adds less is large enough
+LARGEST_MOVE = 5.0  # of the logits by the first step
+SHORTEST_RUN, SWINGS_CALM = 10, 15  # times the lag of directions behind gradients
+FEWEST_EXAMPLES = 20
+SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
+LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the way: steps overshoot
+LARGEST_LASTING_STEP = 1.2  # eta times the largest curvature of all: where it is no passing one
+LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
+LARGEST_LASTING_MOVE = 1.5  # of the logits by a step later on, on average: no path is made of such steps
+FAR, OF_FEW = 0.9, 2.75  # such a move, and as many times the loss: the loss is that of few outputs, thrown far
+
+
+@dataclass
+class Limits:
+    """What the time steps of one solve have met; beyond the limits a row is `extrapolated`.
+
+    Args:
+      lag: of the optimizer's directions behind gradients, in steps.   num_steps: of the run.
+      used, num_examples: with how many examples it computes, and of how many.   least_bound: of a clipped residual.
+      steepest: learning rate times the largest curvature of one coordinate, at any step.
+      curvature: learning rate times the largest curvature of all, at the step seen last.
+      move, first_move: of the logits by a step: by chance, at the step seen last; by the first one alone.
+      share: with which examples still hold the weights, on average.
+    """
+
+    lag: float
+    num_steps: int
+    used: int
+    num_examples: int
+    least_bound: float
+    steepest: float = 0.0
+    curvature: float = 0.0
+    move: float = 0.0
+    first_move: float = 0.0
+    share: float = 1.0
+    is_fitted: bool = False  # by the row judged last, as the next one
+    is_of_few: bool = False
+    overshot: bool = False  # by directions that lag, at some step judged
+
+    @property
+    def are_passed(self) -> bool:
+        """By what is known without the loss."""
+        too_small = self.used < FEWEST_EXAMPLES or self.least_bound < SMALLEST_BOUND
+        too_far = self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self.share < LEAST_SHARE
+        return bool(too_far or self._is_short or too_small or self.move > LARGEST_LASTING_MOVE)
+
+    def are_passed_by(self, loss: float, *, step: int, curvature: float, steepest: float, move: float) -> bool:
+        """By the loss of a row that was seen when curvature and move were these; steepest: the largest curvature until
+        then.
+        """
+        self.is_fitted = loss < FITTED * math.log(2)
+        self.is_of_few = move > max(FAR, OF_FEW * loss)
+        lasts = min(curvature, self.curvature) > LARGEST_LASTING_STEP
+        return self.is_fitted or self.is_of_few or lasts or self._overshoots(step, steepest)
+
+    def _overshoots(self, step: int, curvature: float) -> bool:
+        """Whether it is early, and directions that lag swing as an underdamped oscillator: eta lambda > 1/(4 L).
+
+        Weights then shoot past where the force turns, and back. What is computed knows only the swings' envelope. They
+        calm down as b1^t, whatever the curvature has become meanwhile.
+
+        Args:
+          curvature: the largest so far.
+        """
+        overshoots = 0 < step < SWINGS_CALM * self.lag and 4 * self.lag * curvature > 1
+        self.overshot = self.overshot or overshoots
+        return overshoots
+
+    @property
+    def _is_short(self) -> bool:
+        return self.num_steps < SHORTEST_RUN * self.lag
+
+    def reasons(self, *, is_finite: bool, subsample_error: float) -> list[str]:
+        """Why rows may be off, a sentence each.
+
+        Args:
+          is_finite: whether the weights are, at the end.   subsample_error: of the loss, relative.
+        """
+        return [sentence for holds, sentence in self._sentences(is_finite, subsample_error) if holds]
+
+    def _sentences(self, is_finite: bool, subsample_error: float) -> list[tuple[bool, str]]:
+        reach, lasting = max(self.steepest, self.curvature), self.move > LARGEST_LASTING_MOVE
+        return [
+            (not is_finite, "The weights grow without bound."),
+            (
+                self.steepest > LARGEST_STEP or self.curvature > LARGEST_LASTING_STEP,
+                f"Steps overshoot: learning rate times curvature reaches {reach:.2g}, and "
+                f"{largest_stable_step(self.lag):.2g} explodes. The loss swings from run to run, and its mean "
+                "may be far from the forecast.",
+            ),
+            (
+                self.first_move > LARGEST_MOVE,
+                f"The first step alone moves the logits by {self.first_move:.2g}: what follows is no small step "
+                "either.",
+            ),
+            (
+                lasting,
+                f"Every step moves the logits by {self.move:.2g} by chance: their law is made of jumps, and the loss "
+                "may be off by several per cent.",
+            ),
+            (
+                self.is_of_few and not lasting,
+                f"Every step moves the logits by {self.move:.2g} by chance, which is much beside the loss: that is of "
+                "few outputs, thrown far, and may be off by more than ten per cent.",
+            ),
+            (
+                self.share < LEAST_SHARE,
+                f"Examples have pushed more than {1 - LEAST_SHARE:.0%} of their outputs' own fluctuation away: they "
+                "fit each other's noise, which the closure takes for independent, and the loss may be off by tens of "
+                "per cent.",
+            ),
+            (self.is_fitted, OF_A_FIT),
+            (
+                self.overshot,
+                f"Directions lag by {self.lag:.2g} steps and swing past where the force turns: before step "
+                f"{SWINGS_CALM * self.lag:.0f} the loss may be off by tens of per cent.",
+            ),
+            (
+                self._is_short,
+                f"{self.num_steps} steps are few beside the {self.lag:.2g} by which the optimizer's directions "
+                "lag behind gradients: its start is forecast only roughly.",
+            ),
+            (
+                self.used < FEWEST_EXAMPLES,
+                f"{self.used} examples are too few: every one of them moves the weights.",
+            ),
+            (
+                self.least_bound < SMALLEST_BOUND,
+                "The clip norm lies below the resolution at which gradients are computed in training.",
+            ),
+            (
+                subsample_error > ENOUGH,
+                f"{self.used:,} of {self.num_examples:,} examples were used, which may move the loss by "
+                f"{subsample_error:.0%} or more.",
+            ),
+        ]
