@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 
 from noisecast import jax_model, linear_model, matrix_factorization
+from noisecast.problems.clipping import widened
 from noisecast.problems.datasets import Dataset, Ratings, label_sets
 from noisecast.problems.linear import Labelled
 from noisecast.problems.rows import rows_from
@@ -161,6 +162,17 @@ def test_a_model_in_half_precision_is_clipped_to_the_clip_norm(dtype, biases):
     assert min(lengths) >= l2_clip_norm * (1 - 1e-4), "all are clipped here: half precision would be off by 1e-3"
     assert seen == {expected}
     assert problem.params_tree(problem.initial_params())["w"].dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_norm_and_sum_are_of_the_same_rounded_numbers(dtype):
+    """A rounding that a compiler must keep follows the one it may leave out; without it the step has none."""
+    gradients = jnp.asarray(np.random.default_rng(3).normal(size=(4, 300)) * np.geomspace(1e-7, 1e4, 300), dtype)
+    assert np.array_equal(widened(gradients), gradients.astype(jnp.float32)), "it changes no number of that kind"
+    bits = {"bfloat16": 7, "float16": 10}[dtype]
+    steps = jax.jit(widened).trace(gradients).jaxpr.eqns
+    kept = [step.params for step in steps if step.primitive.name == "reduce_precision"]
+    assert kept == [{"exponent_bits": 8, "mantissa_bits": bits}]
 
 
 @pytest.mark.parametrize("microbatch_size", [1, 5, 16, 64])

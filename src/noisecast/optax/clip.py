@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from noisecast.privacy.mechanism import SampledGaussian
-from noisecast.problems.clipping import clip_factor
+from noisecast.problems.clipping import clip_factor, widened
 
 Array = jax.Array
 PyTree = Any
@@ -58,7 +58,7 @@ def clipped_sum(per_example_gradients: PyTree, l2_clip_norm: Any, *, example_mas
     >>> clipped_sum(jnp.array([[jnp.nan, 1.0], [0.0, 2.0]]), 1.0).round(5).tolist()
     [0.0, 1.0]
     """
-    wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), per_example_gradients)
+    wide = jax.tree.map(widened, per_example_gradients)
     leaves = jax.tree.leaves(wide)
     sizes = {leaf.shape[:1] for leaf in leaves}
     if len(sizes) != 1 or sizes == {()}:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from noisecast.problems import data_moments
-from noisecast.problems.clipping import clip_factor
+from noisecast.problems.clipping import clip_factor, widened
 from noisecast.problems.local_quadratic import LocalQuadratic, local_quadratic_by_lanczos
 from noisecast.problems.problem import fingerprint_of
 
@@ -131,7 +131,7 @@ class JaxModel:
             gradient = jax.grad(self.example_loss)(self.unravel(params), example)
             # Leaf by leaf: one vector an example would be another copy of what fills memory. In float32, whatever the
             # parameters are: a norm of half precision would let a clipped gradient exceed the clip norm.
-            gradient = [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(gradient)]
+            gradient = [widened(leaf) for leaf in jax.tree.leaves(gradient)]
             norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in gradient))
             factor = clip_factor(norm, l2_clip_norm)
             # A gradient that is not finite has no direction to clip to: the example contributes nothing.

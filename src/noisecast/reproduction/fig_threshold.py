@@ -60,9 +60,9 @@ class Plan:
         return tuple(z * batch_size / 64 if self.moves else z for z in self.task.threshold)
 
 
-# Fewer epochs and more seeds than elsewhere: how long a run is hardly moves a crossing, chance does. More epochs on IMDB:
-# after the paper's 100 DP-SGD and DP-Adam nearly tie (by the forecast DP-SGD leads by 0.001 at most at B = 100), after
-# 200 they do not (0.011).
+# Fewer epochs and more seeds than elsewhere: how long a run is hardly moves a crossing, chance does. More epochs on
+# IMDB: after the paper's 100 DP-SGD and DP-Adam nearly tie (by the forecast DP-SGD leads by 0.001 at most at B = 100),
+# after 200 they do not (0.011).
 PLANS: dict[Scale, tuple[Plan, ...]] = {
     "quick": tuple(
         Plan(task, moves=True)
