@@ -85,13 +85,14 @@ def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = No
         task, problem = plan.task, plan.task.load(data_dir)
         for batch_size in task.threshold_batch_sizes:
             scenarios = task.scenarios(problem, plan.levels(batch_size), batch_size=batch_size)
-            found += task.questions(scenarios, _at_the_end(scenarios[0].num_steps))
+            found += task.questions(scenarios, _at_the_end(scenarios[0].num_steps, task.epochs))
     return tuple(found)
 
 
-def _at_the_end(num_steps: int) -> tuple[int, ...]:
-    """Ten steps of the last hundredth, the last one among them."""
-    return tuple(sorted({num_steps - num_steps * tenth // 1000 for tenth in range(10)}))
+def _at_the_end(num_steps: int, epochs: int) -> tuple[int, ...]:
+    """Up to ten steps of the last hundredth, the last one among them: as many as cost a twentieth of the training."""
+    count = min(max(1, epochs // 20), 10)
+    return tuple(sorted({num_steps - num_steps // 100 * part // count for part in range(count)}))
 
 
 def data(table: Any) -> pd.DataFrame:
