@@ -67,7 +67,7 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
     "quick": tuple(
         Plan(task, moves=True)
         for task in (
-            replace(IMDB_QUICK, epochs=200, num_seeds=10, seeds_of={DPSignSGD: 7}),
+            replace(IMDB_QUICK, epochs=200, num_seeds=9, seeds_of={DPSignSGD: 6}),
             replace(FORUM_QUICK, epochs=25, num_seeds=8, seeds_of={}),
             replace(MOVIELENS_PAPER_LIKE_QUICK, epochs=5, num_seeds=3, seeds_of={}, forecast=True),
         )
@@ -90,8 +90,8 @@ def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = No
 
 
 def _at_the_end(num_steps: int, epochs: int) -> tuple[int, ...]:
-    """Up to ten steps of the last hundredth, the last one among them: as many as cost a twentieth of the training."""
-    count = min(max(1, epochs // 20), 10)
+    """Up to five steps of the last hundredth, the last one among them: as many as cost little beside the training."""
+    count = min(max(1, epochs // 20), 5)
     return tuple(sorted({num_steps - num_steps // 100 * part // count for part in range(count)}))
 
 

@@ -283,7 +283,7 @@ def _spaced(low: float, high: float, count: int) -> Numbers:
 IMDB_QUICK = replace(
     IMDB,
     num_seeds=5,
-    seeds_of={DPSGD: 16},
+    seeds_of={DPSGD: 12},
     floors=(0.5, 1, 2, 4, 8, 12),
     speed=(0.4, 0.6, 0.8, 1.2, 1.6),
     threshold=_spaced(1.7, 3.4, 8),
