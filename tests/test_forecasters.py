@@ -34,6 +34,7 @@ def losses(found):
     return np.array([forecast.metrics["loss"] for forecast in found])
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_numbers_in_the_same_order_and_may_be_killed(monkeypatch):
     monkeypatch.setattr(forecasters, "WORTH_PROCESSES", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)

@@ -94,7 +94,7 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, slow:
 
 
 # Pages of many forecasts or trainings.
-LONG = [ROOT / "docs" / name for name in ("advice.md", "advice-numbers.md", "estimators.md", "forecast.md")]
+LONG = [ROOT / "docs" / f"{name}.md" for name in ("advice", "advice-numbers", "estimators", "forecast", "tutorial")]
 
 
 @pytest.mark.parametrize(

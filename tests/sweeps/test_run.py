@@ -213,6 +213,7 @@ def test_an_estimate_is_of_the_right_size(tmp_path):
     assert 0.1 < said / (time.monotonic() - began) < 10
 
 
+@pytest.mark.slow
 def test_an_estimate_counts_that_a_worker_starts(monkeypatch):
     """Seconds, where a process reads JAX anew: more than the few runs of a small sweep."""
     monkeypatch.setattr(sweep_run, "_pace_of_training", lambda task: lambda work: 0.5)
