@@ -53,12 +53,12 @@ class Moment:
 
 
 class Interrupted(Exception):
-    """Training was asked to stop after `step` steps; its checkpoint, where one was asked for, is at `checkpoint`."""
+    """Training was asked to stop, by a signal, after `step` steps; its checkpoint, if one was asked for, is there."""
 
-    def __init__(self, step: int, checkpoint: Path | None):
+    def __init__(self, step: int, checkpoint: Path | None, signal_number: int):
         kept = f"continue with --resume (checkpoint: {checkpoint})" if checkpoint else "no checkpoint was asked for"
         super().__init__(f"Interrupted after {step:,} steps; {kept}.")
-        self.step, self.checkpoint = step, checkpoint
+        self.step, self.checkpoint, self.signal_number = step, checkpoint, signal_number
 
 
 class _Diverged(ValueError):
@@ -201,8 +201,8 @@ def _advance_to_the_end(run: _Run, scenario: Scenario, path, watch, stop_request
     evaluate_every = run.evaluate_every or num_steps + 1
     stretch, rate, saved_at = 1, 0.0, time.monotonic()
     while engine.step < num_steps:
-        if stop_requested():  # also before the first step
-            _stop(run, scenario, path)
+        if signal_number := stop_requested():  # also before the first step
+            _stop(run, scenario, path, signal_number)
         before, began = engine.step, time.monotonic()
         next_evaluation = (before // evaluate_every + 1) * evaluate_every
         engine.advance(min(before + stretch, next_evaluation, num_steps))
@@ -221,10 +221,10 @@ def _advance_to_the_end(run: _Run, scenario: Scenario, path, watch, stop_request
             watch(Moment(engine.step, num_steps, rate, metrics))
 
 
-def _stop(run: _Run, scenario: Scenario, path: Path | None) -> NoReturn:
+def _stop(run: _Run, scenario: Scenario, path: Path | None, signal_number: int) -> NoReturn:
     if path is not None:
         run.keep(scenario, path)
-    raise Interrupted(run.engine.step, path)
+    raise Interrupted(run.engine.step, path, signal_number)
 
 
 def _metrics(engine: Any) -> dict[str, float]:
@@ -232,16 +232,18 @@ def _metrics(engine: Any) -> dict[str, float]:
 
 
 @contextmanager
-def _stop_requests() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a question asked between stretches: an exception inside one would lose its state."""
+def _stop_requests() -> Iterator[Callable[[], int | None]]:
+    """Turn Ctrl-C and SIGTERM into a question asked between stretches, whose answer is the first one's number, or None:
+    an exception inside a stretch would lose its state.
+    """
+    requested: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield lambda: None
         return
-    requested = threading.Event()
     signals = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, lambda *_: requested.set()) for number in signals}
+    previous = {number: signal.signal(number, lambda number, _: requested.append(number)) for number in signals}
     try:
-        yield requested.is_set
+        yield lambda: requested[0] if requested else None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

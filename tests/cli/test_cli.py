@@ -193,7 +193,8 @@ def test_a_private_vocabulary_is_confessed(folder, capsys):
     assert not any("number of rows" in sentence for sentence in not_covered)
 
 
-def test_an_interrupted_run_resumes_bit_for_bit(folder, capsys, monkeypatch):
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_resumes_bit_for_bit(folder, capsys, monkeypatch, number, status):
     arguments = with_option(TRAIN, "--num-steps", "3000")
     assert main([*arguments, "--insecure-seed", "5"]) == 0
     whole = np.load(folder / "model" / "parameters.npz")["params"]
@@ -205,14 +206,14 @@ def test_an_interrupted_run_resumes_bit_for_bit(folder, capsys, monkeypatch):
     def run_with_ctrl_c(*args, watch, **kwargs):
         def press(moment):
             watch(moment)
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
         return run(*args, watch=press, **kwargs)
 
     again = with_option(arguments, "--output", "again")
     monkeypatch.setattr(command, "run", run_with_ctrl_c)
     capsys.readouterr()
-    assert main([*again, "--insecure-seed", "5"]) == 130
+    assert main([*again, "--insecure-seed", "5"]) == status
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.startswith("Interrupted after ") and "--resume" in sentence
     assert (folder / "again.checkpoint").exists() and not (folder / "again").exists()

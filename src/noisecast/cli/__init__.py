@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Args:
       arguments: as in a shell, without the name of the program; None for those it was called with.
-    Returns: the exit status: 0, 2 after one sentence about a bad input, 130 after Ctrl-C and where `train` has kept a
-      checkpoint, 143 after SIGTERM elsewhere. Errors of our own making are not caught: they keep their traceback.
+    Returns: the exit status: 0, 2 after one sentence about a bad input, 130 after Ctrl-C, 143 after SIGTERM. Errors of
+      our own making are not caught: they keep their traceback.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
@@ -100,8 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except ValueError as error:
         return _complain(str(error))
-    except KeyboardInterrupt as interruption:
-        return _complain(str(interruption) or "Interrupted.", INTERRUPTED + received[-1])
+    except KeyboardInterrupt as interruption:  # with a sentence, and the number of a signal that was taken elsewhere
+        sentence, *number = interruption.args or ("Interrupted.",)
+        return _complain(sentence, INTERRUPTED + (number or received)[-1])
     return 0
 
 

@@ -226,7 +226,7 @@ def _trained(
                 also_not_covered=plan.not_covered,
             )
     except Interrupted as interruption:
-        raise KeyboardInterrupt(str(interruption)) from None
+        raise KeyboardInterrupt(str(interruption), interruption.signal_number) from None
     except OSError as error:
         if not (kept := _checkpoint_of(output)).is_file():
             raise
