@@ -57,7 +57,7 @@ def _finer(levels: Numbers, sgd: tuple[float, int], adaptive: tuple[float, int])
 
 
 FINER = {
-    IMDB.name: _finer((5.42, 2.71, 1.36), sgd=(0.26, 13), adaptive=(0.01796, 8)),
+    IMDB.name: _finer((5.42, 2.71, 1.36), sgd=(0.26, 13), adaptive=(0.0127, 9)),
     FORUM.name: _finer((2.824, 1.412, 0.706), sgd=(0.42, 13), adaptive=(0.0079, 9)),
     MOVIELENS_CENTRED.name: _finer((0.3, 0.15, 0.075), sgd=(0.068, 12), adaptive=(0.00044, 8)),
 }
@@ -124,9 +124,8 @@ PLANS: dict[Scale, tuple[Plan, ...]] = {
             {DPSGD: ((0.5, 1, 2, 3.5, 5, 6), (0.1, 0.5)), DPSignSGD: _IMDB_ADAPTIVE, DPAdam: _IMDB_ADAPTIVE},
             _more(IMDB, _LOWER),
             forecast=True,
-            finer_seeds=32,
-            # At more noise chance hides slopes, which by the forecast are 0.9 apart there and 0.5 at the other end.
-            finer_levels=(4.5, 1.36),
+            finer_seeds=36,
+            finer_levels=(5.42, 1.36),
         ),
         Plan(
             replace(FORUM_QUICK, epochs=25),
