@@ -2,8 +2,8 @@
 
 Every optimizer keeps the paper's tuned setting at all noise multipliers and batch sizes, for a fixed number of epochs:
 T = floor(n / B) epochs, so larger batches take fewer steps. The threshold is where the mean final losses cross last; a
-run's final loss is the mean over its last hundredth, of the paper's 100 epochs the last one: DP-SGD, whose noise its
-loss shows at once, is known half as well by the loss after one step.
+run's final loss is the mean over its last hundredth, of the paper's 100 epochs the last one: the loss of DP-SGD after
+one step shows that step's noise, too.
 """
 
 from collections.abc import Iterator, Sequence
