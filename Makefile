@@ -8,7 +8,9 @@ READY := $(VENV)/.ready
 venv: $(READY)
 
 # constraints.txt pins every version that CI has seen; pyproject.toml says what is needed and why. Bytecode is made when a
-# module is first imported, as most never are.
+# module is first imported, as most never are, and kept even where the shell says not to: without it every process
+# compiles JAX and pandas anew, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"

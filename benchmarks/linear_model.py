@@ -13,6 +13,7 @@ from benchmarks.race import Contestant
 from noisecast.privacy.noise import RandomRoot
 from noisecast.privacy.sampling import FixedSize
 from noisecast.problems.datasets import DataError, Dataset
+from noisecast.scenario import Scenario
 
 ROOT = RandomRoot.from_insecure_seed(0)
 # Adam's are not the usual 0.999 and 1e-8: with those, single precision alone moves a noiseless step by 1e-4 (1 - 0.999
@@ -50,12 +51,19 @@ class LinearTask:
 
     def batches(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """The first batches of our own run as dense matrices: (B, p) float32 and labels (B,) int32."""
-        from noisecast.engines.keys import batch_key
+        batches = rows_of_batches(scenarios_of(self, "DP-SGD", 1, 1.0)[0], NUM_PEER_BATCHES)
+        return [(self.data.features[rows].toarray(), self.data.labels[rows]) for rows in batches]
 
-        key = batch_key(scenarios_of(self, "DP-SGD", 1, 1.0)[0], root=ROOT, repeat=0)
-        drawn = self.sampler.batches(key, 0, NUM_PEER_BATCHES, self.data.num_examples)
-        rows = [indices[mask] for indices, mask in zip(drawn.indices, drawn.mask)]
-        return [(self.data.features[row].toarray(), self.data.labels[row]) for row in rows]
+
+def rows_of_batches(scenario: Scenario, count: int) -> list[np.ndarray]:
+    """Which examples the first batches of our own run hold, under `ROOT`: (B,) each, whatever the optimizer."""
+    from noisecast.engines.keys import batch_key
+
+    num_examples = scenario.problem.num_examples
+    assert num_examples is not None
+    key = batch_key(scenario, root=ROOT, repeat=0)
+    drawn = scenario.mechanism.sampler.batches(key, 0, count, num_examples)
+    return [indices[mask] for indices, mask in zip(drawn.indices, drawn.mask)]
 
 
 class OurTrainee:

@@ -26,13 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 import noisecast as nc
-from benchmarks.linear_model import SETTINGS
+from benchmarks.linear_model import ROOT, SETTINGS, rows_of_batches
 from benchmarks.peers import FixedBatches, PrivateSteps
 from noisecast.cli.output import TABLE_STYLE
 from noisecast.engines.dense import DenseRun
-from noisecast.privacy.noise import RandomRoot
 
-ROOT = RandomRoot.from_insecure_seed(0)
 NUM_EXAMPLES, NUM_CLASSES, NUM_PEER_BATCHES = 60_000, 10, 4
 CHECKED_STEPS, TOLERANCE = 3, 1e-3
 ALMOST_NO_NOISE = 1e-6
@@ -147,14 +145,9 @@ def _scenarios(
 @cache
 def batches(network: Network, batch_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """The first batches of our own runs, whatever the optimizer: images and labels (B,) int64, as torch indexes."""
-    from noisecast.engines.keys import batch_key
-
-    scenario = _scenarios(network, "DP-SGD", batch_size, 1, 1.0)[0]
-    key = batch_key(scenario, root=ROOT, repeat=0)
-    drawn = scenario.mechanism.sampler.batches(key, 0, NUM_PEER_BATCHES, NUM_EXAMPLES)
     images, labels = network.examples()
-    rows = [indices[mask] for indices, mask in zip(drawn.indices, drawn.mask)]
-    return [(images[row], labels[row].astype(np.int64)) for row in rows]
+    batches = rows_of_batches(_scenarios(network, "DP-SGD", batch_size, 1, 1.0)[0], NUM_PEER_BATCHES)
+    return [(images[rows], labels[rows].astype(np.int64)) for rows in batches]
 
 
 def opacus(network: Network, optimizer: str, batch_size: int, mode: str, noise_multiplier: float) -> FixedBatches:

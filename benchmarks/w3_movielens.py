@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.linear_model import NUM_PEER_BATCHES, ROOT
+from benchmarks.linear_model import NUM_PEER_BATCHES, ROOT, rows_of_batches
 from benchmarks.linear_model import SETTINGS as LINEAR_SETTINGS
 from benchmarks.peers import FixedBatches, PrivateSteps
 from benchmarks.race import Contestant
@@ -35,12 +35,7 @@ class FactorTask:
 
     def batches(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """The first batches of our own run: users, items (B,) int64, rating - center (B,) float32."""
-        from noisecast.engines.keys import batch_key
-
-        data = self.ratings
-        key = batch_key(_scenario(self, "DP-SGD", 1.0), root=ROOT, repeat=0)
-        drawn = self.sampler.batches(key, 0, NUM_PEER_BATCHES, data.num_examples)
-        rows = [indices[mask] for indices, mask in zip(drawn.indices, drawn.mask)]
+        data, rows = self.ratings, rows_of_batches(_scenario(self, "DP-SGD", 1.0), NUM_PEER_BATCHES)
         return [(data.user[r].astype(int), data.item[r].astype(int), data.rating[r] - self.center) for r in rows]
 
     def start(self) -> np.ndarray:
