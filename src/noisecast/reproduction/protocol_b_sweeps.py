@@ -72,7 +72,7 @@ class Plan:
       grids: by optimizer class, as in the paper.   more: learning rates that are added afterwards.
       forecast: whether that of which slopes are taken is forecast: the second sweep, else the cells of one clip norm.
       finer_seeds: of every cell of the second sweep; 0: there is none.
-      finer_levels: of the second sweep, where not all of `FINER`: what lies midway has no weight in a slope.
+      finer_levels: of the second sweep, where not those of `FINER`: what lies midway has no weight in a slope.
       score: of a cell.
     """
 
