@@ -83,6 +83,7 @@ def test_answers_are_kept_in_the_store(answers):
     assert answers[0] == answers[1]  # noise is from the operating system: without the store no two would be
 
 
+@pytest.mark.slow
 def test_fewer_seeds_are_the_first_of_those_in_the_store(asked, answers):
     few = dataclasses.replace(asked, task=dataclasses.replace(asked.task, num_seeds=2))
     rate = answers[0][0].tuned
@@ -90,6 +91,7 @@ def test_fewer_seeds_are_the_first_of_those_in_the_store(asked, answers):
     assert of_all.mean != of_few.mean and of_few.mean == pytest.approx(of_all.mean, rel=0.3)
 
 
+@pytest.mark.slow
 def test_sgd_follows_the_noise_and_sign_stays(answers):
     sgd, sign = answers[0]
     assert sgd.transferred < sgd.tuned / 4 and sign.transferred == sign.tuned

@@ -1,5 +1,6 @@
 """Files that appear whole or not at all: written under a temporary name, then renamed. And files of strangers, read."""
 
+import errno
 import io
 import json
 import math
@@ -25,6 +26,8 @@ def written_whole(path: str | Path, *, secret: bool = False) -> Iterator[Path]:
 
     Readable as the user's files are; a `secret` one by its owner alone.
 
+    Raises: OSError; of a full disk, too, with the name of the file that there is no room for.
+
     >>> target = Path(tempfile.mkdtemp(), "numbers.txt")
     >>> with written_whole(target) as temporary:
     ...     _ = temporary.write_text("1 2 3")
@@ -40,8 +43,10 @@ def written_whole(path: str | Path, *, secret: bool = False) -> Iterator[Path]:
             os.chmod(name, 0o666 & ~_umask())
         _flush(name)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = str(path)  # who writes to an open file is told no name
         raise
 
 

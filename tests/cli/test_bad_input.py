@@ -10,6 +10,7 @@ import pytest
 from cli_inputs import ACCOUNT, SCENARIO, TRAIN, rows, with_option
 
 from noisecast.cli import _os_sentence, main
+from noisecast.files import written_whole
 from noisecast.ledger import PrivacyLedger
 
 
@@ -176,6 +177,14 @@ def test_bad_models_and_files_of_predict(folder, refused):
     assert "Expected the folder" in refused(["predict", "model", "data.csv", "--output", "missing/labels.csv"])
     (folder / "model" / "parameters.npz").write_bytes(b"half")
     assert "is not a readable model directory" in refused(["predict", "model", "data.csv"])
+
+
+def test_a_full_disk_is_told_with_the_file_that_it_has_no_room_for(tmp_path):
+    with pytest.raises(OSError) as caught, written_whole(tmp_path / "report.html"):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as a write to an open file does, without a name
+    said = _os_sentence(caught.value)
+    assert said.startswith(f"{tmp_path / 'report.html'}: No space left on device; make room there")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

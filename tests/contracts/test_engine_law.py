@@ -156,10 +156,8 @@ CASES += [Case(e, o, "poisson", "logistic", "stairs") for o in OPTIMIZERS for e 
 QUICK = [
     Case("row_sparse", "sgd", "poisson", "logistic"),
     Case("row_sparse", "sign", "poisson", "logistic"),
-    Case("row_sparse", "sgd", "shuffled", "softmax"),
     Case("row_sparse", "adam", "fixed-size", "softmax"),
     Case("row_sparse", "sgd", "poisson", "multi-label"),
-    Case("row_sparse", "sgd", "fixed-size", "factorization"),
     Case("row_sparse", "adam", "shuffled", "factorization"),
     Case("dense", "sgd", "poisson", "logistic"),
     Case("row_sparse", "sign", "poisson", "logistic", "stairs"),

@@ -56,6 +56,12 @@ def test_a_sweep_says_what_answer_says(tmp_path):
     assert (both["value"] - both["value_asked"]).abs().max() <= 2e-5 * both["value"].abs().max()
 
 
+def test_a_cluster_takes_no_number_of_workers(tmp_path):
+    with pytest.raises(ValueError, match="Expected workers or ray, got workers 0 and ray 'local'"):
+        run_sweep(questions(1), tmp_path / "store", workers=0, ray="local")
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.slow
 def test_worker_processes_give_the_same_table_twice(tmp_path):
     one = run_sweep(questions(3, insecure_seeds=(0, 1)), tmp_path / "one", workers=1)

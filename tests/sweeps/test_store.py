@@ -123,6 +123,30 @@ def test_a_shard_of_another_store_is_refused_by_name_by_all_who_read(store, tmp_
     assert len(Store(store).read())
 
 
+def test_shards_of_another_key_are_refused_where_they_stand_for_all_of_ours(store, tmp_path):
+    """The same sweep, run twice: rows of one are no rows of the other, and nothing but the key tells."""
+    run_sweep(questions(3, num_seeds=2), tmp_path / "other", workers=0)
+    own, foreign = shards(store), shards(tmp_path / "other")
+    for shard in own:
+        shard.unlink()
+    for shard in foreign:
+        shutil.copy(shard, store / "shards" / shard.name)
+    with pytest.raises(ValueError, match="was made from another key than this store's"):
+        Store(store).read()
+    (store / "key").unlink()  # then nobody can tell whose they are, but they are of one key
+    assert len(Store(store).read())
+
+
+def test_shards_from_seeds_that_everybody_knows_are_of_no_key(tmp_path):
+    asked = [replace(each, num_seeds=1, insecure_seeds=(1, 2)) for each in questions(3)]
+    tables = [run_sweep(asked, tmp_path / name, workers=0) for name in ("mine", "other")]
+    for shard in shards(tmp_path / "mine"):
+        shard.unlink()
+    for shard in shards(tmp_path / "other"):
+        shutil.copy(shard, tmp_path / "mine" / "shards" / shard.name)
+    pd.testing.assert_frame_equal(Store(tmp_path / "mine").read(), tables[0])
+
+
 def test_a_shard_of_another_sweeps_forecasts_is_refused_by_name(store, tmp_path):
     """Runners that train nothing have no price, but their rows are of a sweep as well."""
     asked = [replace(each, runners=(nc.Training(), nc.Moments())) for each in questions(3, num_seeds=2)]

@@ -74,6 +74,8 @@ def run_sweep(
     _check_questions(questions)
     if workers is not None and not (isinstance(workers, int) and workers >= 0):
         raise ValueError(f"Expected workers to be a whole number >= 0, got {workers}.")
+    if workers is not None and ray is not None:
+        raise ValueError(f"Expected workers or ray, got workers {workers} and ray '{ray}': it has cores of its own.")
     with Store.open_for_writing(store) as opened:
         ledger = ledger_of(questions)
         if trials is not None:
@@ -325,4 +327,5 @@ def _about(done: Done) -> Finished:
         code=code_fingerprint(),
         data=(task.scenarios[0].problem.fingerprint,),
         seconds=round(done.seconds, 3),
+        origin=task.origin,
     )

@@ -29,6 +29,7 @@ from noisecast.files import is_bomb, strict_json, why_unwritable, written_whole
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners import Training
 from noisecast.sweeps.ledger import Ledger, ledger_as_data, ledger_from
+from noisecast.sweeps.tasks import origin_of
 from noisecast.table import COLUMNS, table_from
 
 _METADATA = b"noisecast"
@@ -46,12 +47,14 @@ class Finished:
       cells: ids of the runs whose rows it holds (`tasks.cell_id`).
       code: hash of the code that computed them.   data: fingerprints of their problems.
       seconds: what computing them took [s].
+      origin: of the secret that they were made from (`tasks.Task.origin`).
     """
 
     cells: tuple[str, ...]
     code: str
     data: tuple[str, ...]
     seconds: float
+    origin: str = ""
 
 
 class Store:
@@ -201,12 +204,14 @@ class Store:
 
     def _refuse_foreign(self, parts: dict[str, pd.DataFrame]) -> None:
         """Whole shards of another store, put among ours: of runs that are not ours, or of ours from another key."""
-        ledger = self.ledger_before()
+        ledger, own = self.ledger_before(), self._own_origin()
         holders: dict[tuple, str] = {}
         for name, rows in parts.items():
             runs = set(rows[_RUN].drop_duplicates().itertuples(index=False, name=None))
             if ledger is not None and not all(_is_listed(run, ledger) for run in runs):
                 raise ValueError(f"{self._shards / name} is of another sweep than ledger.json lists; move it away.")
+            if self.finished[name].origin not in ("", own):
+                raise ValueError(f"{self._shards / name} was made from another key than this store's; move it away.")
             for other in {holders[run] for run in runs & holders.keys()}:
                 if set(self.finished[name].cells).isdisjoint(self.finished[other].cells):
                     raise ValueError(
@@ -214,6 +219,13 @@ class Store:
                         "is of another store away."
                     )
             holders |= dict.fromkeys(runs, name)
+
+    def _own_origin(self) -> str:
+        """Of this store's key; where that is lost, of the first shard that has one."""
+        try:
+            return origin_of(self.kept_root())
+        except ValueError:
+            return next((finished.origin for finished in self.finished.values() if finished.origin), "")
 
     def write_manifest(self, about: dict[str, Any]) -> None:
         """An index for people; nothing reads it."""

@@ -44,6 +44,11 @@ class Task:
         return tuple(cell_id(self, scenario, repeat) for scenario in self.scenarios for repeat in repeats)
 
     @property
+    def origin(self) -> str:
+        """`origin_of` the secret of its noise; empty where it has none, or one that everybody knows."""
+        return origin_of(self.root) if self.repeats and self.root.is_private else ""
+
+    @property
     def kind(self) -> tuple:
         """Tasks of one kind take a time in proportion to their steps and runs."""
         first = self.scenarios[0]
@@ -112,9 +117,14 @@ def tasks_of(questions: Sequence[Question], root: RandomRoot) -> list[Task]:
 def cell_id(task: Task, scenario: Scenario, repeat: int | None) -> str:
     """Name of one run: equal where code, data, settings, seed and recorded steps are; 16 hexadecimal digits."""
     steps = tuple(step for step in task.record_at if step <= scenario.num_steps)
-    source = None if repeat is None else hashlib.sha256(b"which root " + task.root.secret).hexdigest()
+    source = None if repeat is None else origin_of(task.root)
     parts = (code_fingerprint(), task.runner.name, repr(task.runner), scenario.id, str(repeat), str(source), str(steps))
     return fingerprint_of(*parts)[:16]
+
+
+def origin_of(root: RandomRoot) -> str:
+    """Hash by which runs of one secret are known, and from which the secret is not."""
+    return hashlib.sha256(b"which root " + root.secret).hexdigest()
 
 
 @cache
