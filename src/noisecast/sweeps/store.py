@@ -221,10 +221,10 @@ class Store:
             holders |= dict.fromkeys(runs, name)
 
     def _own_origin(self) -> str:
-        """Of this store's key; where that is lost, of the first shard that has one."""
+        """Of this store's key; where that is lost, or not for this reader, of the first shard that has one."""
         try:
             return origin_of(self.kept_root())
-        except ValueError:
+        except (ValueError, OSError):
             return next((finished.origin for finished in self.finished.values() if finished.origin), "")
 
     def write_manifest(self, about: dict[str, Any]) -> None:
