@@ -152,3 +152,35 @@ def test_a_small_loss_of_outputs_thrown_far_says_so():
         found.append(Moments().forecast(asked(rings, DPSGD(learning_rate=rate), 500, **settings), [500]))
     assert [bool(each.extrapolated[-1]) for each in found] == [False, False, True]
     assert [any("thrown far" in reason for reason in each.reasons) for each in found] == [False, False, True]
+
+
+def spirals():
+    """Two of them, one in the other, told apart by 60 random Fourier features."""
+    rng = np.random.default_rng(21)
+    turn, arm = rng.uniform(0.3, 1, 1500), rng.integers(0, 2, 1500)
+    angle = 2.5 * np.pi * turn + np.pi * arm
+    places = turn[:, None] * np.c_[np.cos(angle), np.sin(angle)] + rng.normal(0, 0.02, (1500, 2))
+    waves = np.cos(places @ rng.normal(0, 6, (2, 60)) + rng.uniform(0, 2 * np.pi, 60))
+    features = (np.sqrt(2 / 60) * waves).astype(np.float32)
+    return linear_model(Dataset("spirals", features, arm.astype(np.int32), ("0", "1")))
+
+
+def on_spirals(rate: float) -> Scenario:
+    problem = spirals()
+    settings = {"noise_multiplier": 8.0, "l2_clip_norm": 0.2682, "sampler": Poisson.for_batch_size(64, 1500)}
+    return asked(problem, DPSGD(learning_rate=rate), 400, **settings)
+
+
+def test_a_loss_that_differs_much_from_run_to_run_says_so():
+    found = [Moments().forecast(on_spirals(rate), [400]) for rate in (2.6, 7.8)]
+    assert [bool(each.extrapolated[-1]) for each in found] == [False, True]
+    assert [any("From run to run" in reason for reason in each.reasons) for each in found] == [False, True]
+
+
+@pytest.mark.slow
+def test_and_its_mean_is_forecast_too_high():
+    scenario = on_spirals(7.8)
+    trained = answer([scenario], runners=[Training()], num_seeds=256, record_at=[400])
+    losses = trained[(trained["metric"] == "loss") & (trained["step"] == 400)]["value"].astype(float)
+    found = Moments().forecast(scenario, [400]).metrics["loss"][-1]
+    assert losses.mean() + 3 * losses.sem() < found < 1.4 * losses.mean()

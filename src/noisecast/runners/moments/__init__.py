@@ -45,8 +45,8 @@ class Moments:
       subsample: use that many examples; the same ones for everybody. None: as few as add less than 2 % to the loss,
         at most 50,000. What a subsample adds is estimated from as many other examples; beyond
         `LARGEST_SUBSAMPLE_ERROR` all rows are `extrapolated`.
-      loss_alone: leave out what the training loss can be forecast without and takes long, as test examples and spreads:
-        for searches through hundreds of cells.
+      loss_alone: leave out what the training loss can be forecast without and takes long, as test examples: for
+        searches through hundreds of cells.
 
     Raises: ValueError for a number out of range.
 

@@ -171,7 +171,7 @@ class _LogisticSolve:
             recorded = {}
             for asked, (found, beyond, then) in seen.items():
                 metrics, subsample_error = found.result()
-                is_off = self.limits.are_passed_by(metrics["loss"], step=asked, **then)
+                is_off = self.limits.are_passed_by(metrics["loss"], metrics["loss_std"], step=asked, **then)
                 recorded[asked] = metrics, beyond or is_off
         reasons = self.limits.reasons(is_finite=is_finite(at), subsample_error=subsample_error)
         return collected(recorded, subsample_error, reasons)

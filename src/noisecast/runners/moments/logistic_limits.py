@@ -15,6 +15,7 @@ LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the w
 LARGEST_LASTING_STEP = 1.2  # eta times the largest curvature of all: where it is no passing one
 LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
 LARGEST_LASTING_MOVE = 1.5  # of the logits by a step later on, on average: no path is made of such steps
+WIDEST_SPREAD = 0.45  # of the loss, from run to run: beyond it no one Gaussian holds all runs
 FAR, OF_FEW = 0.9, 2.75  # such a move, and as many times the loss: the loss is that of few outputs, thrown far
 
 
@@ -43,6 +44,7 @@ class Limits:
     share: float = 1.0
     is_fitted: bool = False  # by the row judged last, as the next one
     is_of_few: bool = False
+    spread: float = 0.0  # of the loss from run to run, relative, as of the row judged last
     overshot: bool = False  # by directions that lag, at some step judged
 
     @property
@@ -52,14 +54,24 @@ class Limits:
         too_far = self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self.share < LEAST_SHARE
         return bool(too_far or self._is_short or too_small or self.move > LARGEST_LASTING_MOVE)
 
-    def are_passed_by(self, loss: float, *, step: int, curvature: float, steepest: float, move: float) -> bool:
+    def are_passed_by(
+        self, loss: float, loss_std: float, *, step: int, curvature: float, steepest: float, move: float
+    ) -> bool:
         """By the loss of a row that was seen when curvature and move were these; steepest: the largest curvature until
         then.
         """
-        self.is_fitted = loss < FITTED * math.log(2)
+        self.is_fitted, self.spread = loss < FITTED * math.log(2), loss_std / loss if loss else 0.0
         self.is_of_few = move > max(FAR, OF_FEW * loss)
         lasts = min(curvature, self.curvature) > LARGEST_LASTING_STEP
-        return self.is_fitted or self.is_of_few or lasts or self._overshoots(step, steepest)
+        overshoots = self._overshoots(step, steepest)
+        return self.is_fitted or self.is_of_few or self._is_scattered or lasts or overshoots
+
+    @property
+    def _is_scattered(self) -> bool:
+        """Whether runs differ so much that they feel different forces: one whose loss is high is driven back harder
+        than the mean run, and its like are rarer than they would be.
+        """
+        return self.spread > WIDEST_SPREAD
 
     def _overshoots(self, step: int, curvature: float) -> bool:
         """Whether it is early, and directions that lag swing as an underdamped oscillator: eta lambda > 1/(4 L).
@@ -110,6 +122,12 @@ class Limits:
                 self.is_of_few and not lasting,
                 f"Every step moves the logits by {self.move:.2g} by chance, which is much beside the loss: that is of "
                 "few outputs, thrown far, and may be off by more than ten per cent.",
+            ),
+            (
+                self._is_scattered,
+                f"From run to run the loss differs by {self.spread:.0%} of itself. Runs with a high one are driven "
+                "back harder than the mean run, which the closure takes for all: the mean loss is likely lower, by up "
+                "to tens of per cent.",
             ),
             (
                 self.share < LEAST_SHARE,

@@ -76,6 +76,7 @@ class LogisticMetrics:
             "accuracy": found.probability_of_right.mean(),
             "clip_fraction": found.clip_fraction.mean(),
             "params_norm": _norm(self.rows, at.mean, at.covariance, at.variance),
+            "loss_std": self._spread(self.rows, at, seen, self.num_examples),
         }
         error = 0.0
         if self.examples.held_out is not None:
@@ -92,10 +93,7 @@ class LogisticMetrics:
 
     def _more_metrics(self, at: Weights, seen: Outlook) -> Metrics:
         """What a search for the least loss does without."""
-        metrics = {
-            "gradient_norm": self._gradient_norm(at, seen),
-            "loss_std": self._spread(self.rows, at, seen, self.num_examples),
-        }
+        metrics = {"gradient_norm": self._gradient_norm(at, seen)}
         if self.examples.test is not None:
             unseen = self._outlook(self.examples.test, at, None)
             metrics["test_loss"] = unseen.expectations.loss.mean()
