@@ -186,7 +186,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused(path, change, words):
 
 def test_a_seed_that_is_not_the_checkpoints_own_is_refused(path):
     interrupted_state(path)
-    with pytest.raises(ValueError, match="not started with insecure seed 99"):
+    with pytest.raises(ValueError, match="not insecure seed 99; resume without one"):
         train(scenario(), insecure_seed=99, checkpoint=path, resume=True)
 
 

@@ -184,7 +184,9 @@ def _started(
         raise ValueError("Expected a checkpoint file to resume from, got none.")
     saved = load_checkpoint(path, scenario=scenario.id)
     if insecure_seed is not None and saved.root.insecure_seed != insecure_seed:
-        raise ValueError(f"{path} was not started with insecure seed {insecure_seed}; resume without one.")
+        began = saved.root.insecure_seed
+        other = "noise that nobody knows" if began is None else f"insecure seed {began}"
+        raise ValueError(f"{path} was started with {other}, not insecure seed {insecure_seed}; resume without one.")
     if secure and not saved.root.secure_noise:
         raise ValueError(f"{path} was not started with secure noise; resume without it, or start anew.")
     if saved.step > scenario.num_steps:
