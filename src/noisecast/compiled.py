@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
@@ -17,6 +18,14 @@ INSIDE: Any = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 # Of a small piece that loops should vectorise over. LLVM puts it in its place; Numba's own `inline="always"` copies
 # statements before types are known, and takes long for those that hold many others.
 INLINE: Any = {option: INSIDE[option] for option in INSIDE if option != "cache"} | {"forceinline": True}
+
+
+def processor_features() -> set[str]:
+    """What Numba compiles for: LLVM's names of what an x86 processor can do; of others, none."""
+    target: Any = cpu_target.target_context
+    machine, _, features = target.codegen().magic_tuple()
+    return set(features.split(",")) if machine.startswith("x86_64") else set()
+
 
 _READ, _INTO_SECOND_LEVEL, _DATA = 0, 2, 1  # as llvm.prefetch counts them
 _WIDE = '"prefer-vector-width"="512"'

@@ -9,6 +9,7 @@ import numpy as np
 
 from noisecast.compiled import FAST, INLINE, INSIDE, prefetch, wide_vectors
 from noisecast.engines._kernels import LINE, batch_of, clipped_sum, of_rows, touch
+from noisecast.engines._lane_vectors import add_product
 from noisecast.engines._noise_kernels import PAIRED, normal_tile, words_while_fetching
 from noisecast.privacy.counter_noise import STEP_NOISE, normal_pair
 
@@ -48,19 +49,17 @@ def _move_tile(w, m, v, begin, draws, count, mean_noise_std, learning_rate, keep
 
 
 @numba.njit(**INSIDE)
-def _add_sums(draws, start, size, now, width, sums, stamp, slot, per_noise_std):
-    """xi + G/(z C), flat, of the rows `start` and on; sums: G by number of the row, or of every row if width is 1."""
+def _add_sums(draws, start, size, now, sums, stamp, slot, per_noise_std):
+    """xi + G/(z C) of the rows `start` and on; sums: G by number of the row, or of every row if there is one lane."""
     wide_vectors()
-    if width == 1:
+    if draws.shape[1] == 1:
+        column, own = draws.reshape(-1), sums.reshape(-1)
         for number in range(size):
-            draws[number] += sums[start + number] * per_noise_std[0]
+            column[number] += own[start + number] * per_noise_std[0]
         return
-    for number in range(u64(size)):
-        row = u64(start) + number
-        if stamp[row] == now:
-            to, own = number * u64(width), u64(slot[row]) * u64(width)
-            for lane in range(u64(width)):
-                draws[to + lane] += sums[own + lane] * per_noise_std[lane]
+    for number in range(size):
+        if stamp[start + number] == now:
+            add_product(draws, number, f32(1.0), per_noise_std, sums, slot[start + number])
 
 
 @numba.njit(**INSIDE)
@@ -97,9 +96,9 @@ def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1
     unbias_1 = f32(-1.0 / math.expm1((step + 1) * math.log(b1))) if b1 > 0 else f32(1.0)
     unbias_2 = f32(-1.0 / math.expm1((step + 1) * math.log(b2))) if b2 > 0 else f32(1.0)
     keep_1, keep_2, width, tile = f32(b1), f32(b2), weights.shape[1], len(scratch.normals)
-    w, m, v, sums = weights.reshape(-1), first.reshape(-1), second.reshape(-1), scratch.gradient.reshape(-1)
-    words, draws, stamp, slot = scratch.words.reshape(-1), scratch.normals.reshape(-1), scratch.stamp, scratch.slot
-    per_noise_std = lanes.per_noise_std
+    w, m, v = weights.reshape(-1), first.reshape(-1), second.reshape(-1)
+    words, draws, normals = scratch.words.reshape(-1), scratch.normals.reshape(-1), scratch.normals
+    sums, stamp, slot, per_noise_std = scratch.gradient, scratch.stamp, scratch.slot, lanes.per_noise_std
     for start in range(0, len(weights), tile):
         size = min(tile, len(weights) - start)
         if len(w) < FAR:
@@ -108,7 +107,7 @@ def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1
             words_while_fetching(start, size, lanes, u32(step), STEP_NOISE, scratch, w)
             pairs = -(-size // (2 * PAIRED)) * 2 * PAIRED * width
             _normals_while_fetching(words[:pairs], draws, PAIRED * width, m, v, start * width)
-        _add_sums(draws, start, size, step + 1, width, sums, stamp, slot, per_noise_std)
+        _add_sums(normals, start, size, step + 1, sums, stamp, slot, per_noise_std)
         _move_tile(
             w, m, v, start * width, draws, size * width, mean_noise_std, learning_rate,
             keep_1, keep_2, unbias_1, unbias_2, eps,

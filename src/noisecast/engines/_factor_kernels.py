@@ -13,6 +13,7 @@ import numpy as np
 
 from noisecast.compiled import FAST, INSIDE, prefetch
 from noisecast.engines._kernels import ANY_ORDER, bring
+from noisecast.engines._lane_vectors import add_product
 
 f32 = np.float32
 
@@ -90,9 +91,7 @@ def _descend_pairs(weights, ratings, batch, count, lanes, dim, scratch):
     """By way of the sum: moved at once, a row would be read again by the batch's next rating."""
     _clipped_sum_of_pairs(weights, ratings, batch, count, lanes, dim, scratch)
     for number in range(count):
-        row = scratch.touched[number]
-        for lane in range(weights.shape[1]):
-            weights[row, lane] -= lanes.step_size[lane] * scratch.gradient[number, lane]
+        add_product(weights, scratch.touched[number], f32(-1.0), lanes.step_size, scratch.gradient, number)
 
 
 @numba.njit(**INSIDE)

@@ -24,6 +24,7 @@ import numpy as np
 from numba.extending import overload
 
 from noisecast.compiled import FAST, INLINE, INSIDE, prefetch, wide_vectors
+from noisecast.engines._lane_vectors import add_product
 from noisecast.engines._noise_kernels import normal_tile, word_block, word_blocks_of_one, word_tile
 from noisecast.privacy.counter_noise import COIN, FLUSH_NOISE, MORE_BITS, STEP_NOISE, normal_cdf
 
@@ -179,8 +180,7 @@ def _catch_up_sgd(weights, last, rows, count, lanes, step, purpose, scratch):
             row = rows[first + number]
             spread = f32(math.sqrt(f32(step - last[row])))
             last[row] = step
-            for lane in range(weights.shape[1]):
-                weights[row, lane] += spread * lanes.step_noise[lane] * normals[number, lane]
+            add_product(weights, row, spread, lanes.step_noise, normals, number)
 
 
 @numba.njit(**FAST)
@@ -392,11 +392,11 @@ def _sign_moves_of_many(weights, rows, gradient, lanes, per_noise_std, scratch):
                 if abs(above[number, lane]) < NEAR_TIE:
                     is_up = _is_up(gradient[number, lane], lanes.noise_std[lane], words[number, lane])
                     above[number, lane] = f32(-1.0) if is_up else f32(1.0)
+    moves = above.reshape(-1)[: words.size]
+    for at in range(len(moves)):
+        moves[at] = f32(1.0) if moves[at] < f32(0.0) else f32(-1.0)
     for number in range(len(rows)):
-        row = rows[number]
-        for lane in range(weights.shape[1]):
-            step_up = above[number, lane] < f32(0.0)
-            weights[row, lane] += lanes.learning_rate[lane] if step_up else -lanes.learning_rate[lane]
+        add_product(weights, rows[number], f32(1.0), lanes.learning_rate, above, number)
 
 
 @numba.njit(**INSIDE)

@@ -13,6 +13,7 @@ import numpy as np
 
 from noisecast.compiled import FAST, INSIDE, prefetch, wide_vectors
 from noisecast.engines._kernels import ANY_ORDER, LINE, bring
+from noisecast.engines._lane_vectors import add_rows, add_to_rows
 from noisecast.privacy.counter_noise import exponential
 
 f32, u32 = np.float32, np.uint32
@@ -98,21 +99,7 @@ def _logits(weights, examples, batch, out):
             continue
         for lane in range(lanes):
             out[b, lane] = weights[bias, lane]
-        entry = begin
-        while entry + 4 <= end:  # the sums are loaded and stored once for four rows; they add up in the same order
-            row_0, row_1, row_2, row_3 = indices[entry], indices[entry + 1], indices[entry + 2], indices[entry + 3]
-            x_0, x_1, x_2, x_3 = values[entry], values[entry + 1], values[entry + 2], values[entry + 3]
-            for lane in range(lanes):
-                z = out[b, lane] + x_0 * weights[row_0, lane]
-                z += x_1 * weights[row_1, lane]
-                z += x_2 * weights[row_2, lane]
-                out[b, lane] = z + x_3 * weights[row_3, lane]
-            entry += 4
-        while entry < end:
-            row, value = indices[entry], values[entry]
-            for lane in range(lanes):
-                out[b, lane] += value * weights[row, lane]
-            entry += 1
+        add_rows(out, b, weights, indices, values, begin, end)
 
 
 @numba.njit(**INSIDE)
@@ -240,11 +227,7 @@ def _add_outer(target, at, first, examples, batch, coefficients):
             continue
         for lane in range(lanes):
             target[first, lane] += coefficients[b, lane]
-        for entry in range(begin, end):
-            row, value = indices[entry], values[entry]
-            to = row if at is None else at[row]
-            for lane in range(lanes):
-                target[to, lane] += value * coefficients[b, lane]
+        add_to_rows(target, at, indices, values, begin, end, coefficients, b)
 
 
 @numba.njit(**INSIDE)
@@ -353,7 +336,5 @@ def evaluate(weights, examples, lanes, outputs, scratch, gradient, losses, score
         if len(gradient):
             for lane in range(weights.shape[1]):
                 gradient[bias, lane] += z[0, lane]
-            for entry in range(examples.begin[example], examples.end[example]):
-                row, value = examples.indices[entry], examples.values[entry]
-                for lane in range(weights.shape[1]):
-                    gradient[row, lane] += value * z[0, lane]
+            begin, end = examples.begin[example], examples.end[example]
+            add_to_rows(gradient, None, examples.indices, examples.values, begin, end, z, 0)

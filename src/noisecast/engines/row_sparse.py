@@ -27,7 +27,6 @@ from noisecast.scenario import Scenario
 STEPS_PER_CHUNK = 4096  # batches drawn at once, if they are small: long beside a call
 # The places of a lane's number and a block's number in a counter.
 FIRST_OF_FOUR, SECOND_OF_FOUR = np.array([1, 0, 0, 0], np.uint32), np.array([0, 1, 0, 0], np.uint32)
-LANES_OF_A_VECTOR = 8
 LANES_OF_A_BLOCK = 64  # many enough to share what a batch costs, few enough for the cache, and for threads to share out
 
 
@@ -156,10 +155,7 @@ class _Block:
         first = scenarios[0]
         self._optimizer, self._mechanism, self._schedule = first.optimizer, first.mechanism, first.schedule
         self._form, self._train, self._test = form, train, test
-        self._asked = len(scenarios)
         self._kernels = _OPTIMIZERS[type(first.optimizer)]
-        if form.columns == 1 and self._kernels.are_filled(len(scenarios)):
-            scenarios = _in_whole_vectors(scenarios)
         self._num_runs = len(scenarios)
         self._batch_key = batch_key(first, root=root, repeat=repeat)
         self._lanes = _lanes(scenarios, form.columns, root, repeat)
@@ -203,8 +199,8 @@ class _Block:
     def params(self, step: int) -> np.ndarray:
         """(scenarios, d): each run's weights in the problem's own order."""
         weights = self._weights.flushed(step, self._lanes_at(step), self._scratch)
-        by_run = weights.reshape(len(weights), self._num_runs, self._form.columns)[:, : self._asked]
-        return np.moveaxis(by_run, 1, 0).reshape(self._asked, -1).copy()
+        by_run = weights.reshape(len(weights), self._num_runs, self._form.columns)
+        return np.moveaxis(by_run, 1, 0).reshape(self._num_runs, -1).copy()
 
     def evaluate(self, step: int) -> dict[str, np.ndarray]:
         weights = self._weights.flushed(step, self._lanes_at(step), self._scratch)
@@ -222,8 +218,7 @@ class _Block:
             n = len(self._test.labels)
             found = {"loss": loss / n, **self._form.metrics(scores.T / n)}
             metrics |= {f"test_{name}": value for name, value in found.items()}
-        metrics |= {"params_norm": self._norms(weights)}
-        return {name: value[: self._asked] for name, value in metrics.items()}
+        return metrics | {"params_norm": self._norms(weights)}
 
     def _norms(self, table: np.ndarray) -> np.ndarray:
         """Of each run's part of (rows, lanes), summed in float64 without a copy that is as wide."""
@@ -246,22 +241,12 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """An optimizer's compiled form: its steps, the flush of what they postpone (None: nothing), its settings.
-
-    Args:
-      fewest_filled, most_added: with so many lanes and more, lanes that fill no vector are slower than some more that
-        do, if those are no more than these (measured, `benchmarks/filled_vectors.py`).
-    """
+    """An optimizer's compiled form: its steps, the flush of what they postpone (None: nothing), its settings."""
 
     steps: Callable[..., None]
     flush: Callable[..., None] | None
-    fewest_filled: int
-    most_added: int
     num_moments: int = 0
     settings: Callable[[Any, Any], tuple] = field(default=lambda optimizer, mechanism: ())
-
-    def are_filled(self, num_runs: int) -> bool:
-        return num_runs >= self.fewest_filled and -num_runs % LANES_OF_A_VECTOR <= self.most_added
 
 
 def _adam_steps(weights, last, *arguments) -> None:
@@ -269,13 +254,11 @@ def _adam_steps(weights, last, *arguments) -> None:
 
 
 _OPTIMIZERS = {
-    DPSGD: _Kernels(_kernels.sgd_steps, _kernels.flush_sgd, fewest_filled=5, most_added=7),
-    DPSignSGD: _Kernels(_kernels.sign_steps, _kernels.flush_sign, fewest_filled=4, most_added=7),
+    DPSGD: _Kernels(_kernels.sgd_steps, _kernels.flush_sgd),
+    DPSignSGD: _Kernels(_kernels.sign_steps, _kernels.flush_sign),
     DPAdam: _Kernels(
         _adam_steps,
         None,
-        fewest_filled=5,
-        most_added=3,
         num_moments=2,
         settings=lambda adam, mechanism: (float(mechanism.expected_batch_size), adam.b1, adam.b2, adam.eps),
     ),
@@ -350,11 +333,6 @@ def _examples(data: Labelled, likelihood: int) -> _linear_kernels.Examples:
     return _linear_kernels.Examples(
         rows.starts[:-1], rows.starts[1:], indices, rows.values, labels, upwards, likelihood
     )
-
-
-def _in_whole_vectors(scenarios: Sequence[Scenario]) -> Sequence[Scenario]:
-    """With the last one repeated, to be computed for nothing and dropped: same key, same run."""
-    return [*scenarios, *[scenarios[-1]] * (-len(scenarios) % LANES_OF_A_VECTOR)]
 
 
 def _lanes(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repeat: int) -> _kernels.Lanes:

@@ -16,9 +16,10 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from noisecast.compiled import processor_features
 
 ROUNDS = 10
 VECTOR = 16  # words that are enciphered at once, four blocks
@@ -27,14 +28,7 @@ _WORD, _INDEX = ir.IntType(32), ir.IntType(64)
 _WORDS, _STATE, _BLOCK = ir.VectorType(_WORD, 16), ir.VectorType(_INDEX, 8), ir.VectorType(_WORD, 4)
 
 
-def _features(codegen: Any) -> set[str]:
-    """What Numba compiles for: LLVM's names of what the processor can do, which are a machine's own."""
-    machine, _, features = codegen.magic_tuple()
-    return set(features.split(",")) if machine.startswith("x86_64") else set()
-
-
-_TARGET: Any = cpu_target.target_context
-AES: bool = "+aes" in _features(_TARGET.codegen())
+AES: bool = "+aes" in processor_features()
 
 
 # --- The key's schedule -----------------------------------------------------------------------------------------------
@@ -98,9 +92,9 @@ def _joined(builder: Any, parts: list[Any]) -> Any:
     return parts[0]
 
 
-def _enciphered(context: Any, builder: Any, words: Any, keys: list[Any]) -> Any:
+def _enciphered(builder: Any, words: Any, keys: list[Any]) -> Any:
     """Four blocks, sixteen words, under the round keys of each; the same numbers at any width of the instruction."""
-    can = _features(context.codegen())
+    can = processor_features()
     width = 512 if {"+vaes", "+avx512f"} <= can else 256 if {"+vaes", "+avx2"} <= can else 128
     part, suffix = ir.VectorType(_INDEX, width // 64), "" if width == 128 else f".{width}"
     kind = ir.FunctionType(part, [part, part])
@@ -141,7 +135,7 @@ def _sixteen_blocks(context: Any, builder: Any, counters: Any, keys: Any, at: An
         begin = builder.add(at, ir.Constant(_INDEX, VECTOR * number))
         starts = [builder.add(begin, builder.mul(stride, ir.Constant(_INDEX, i))) for i in range(ROUNDS + 1)]
         of_rounds = [_load(builder, keys, start, _STATE) for start in starts]
-        blocks.append(_enciphered(context, builder, builder.add(_load(builder, counters, begin), add), of_rounds))
+        blocks.append(_enciphered(builder, builder.add(_load(builder, counters, begin), add), of_rounds))
     return _transposed(builder, blocks)
 
 
@@ -231,7 +225,7 @@ def _words_of_key(typing_context, words, counters, vectors, keys, lane, c0, c1, 
         add = _four_times(builder, arguments[5:])
         with cgutils.for_range(builder, arguments[2]) as loop:
             place = builder.mul(loop.index, ir.Constant(_INDEX, VECTOR))
-            block = _enciphered(context, builder, builder.add(_load(builder, counters, place), add), of_rounds)
+            block = _enciphered(builder, builder.add(_load(builder, counters, place), add), of_rounds)
             builder.store(block, _place(builder, words, place, _WORDS), align=4)
         return context.get_dummy_value()
 

@@ -12,6 +12,8 @@ same and is reached. At its B = 1 the privacy noise alone makes gradients longer
 theorem is about, and both are shown.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +138,14 @@ def power_of(curve: pd.DataFrame) -> tuple[Estimate, np.ndarray]:
         return Estimate(np.nan, np.nan, np.nan), used
     rows = curve.loc[curve["noise_multiplier"].isin(list(used))]
     fit = log_log_slope if _is_quadratic(curve["panel"].iloc[0]) else power_law
-    return fit(*by_seed(rows.assign(value=rows["loss"]))), used
+    x, values = by_seed(rows.assign(value=rows["loss"]))
+    return _fitted(fit, tuple(x.tolist()), tuple(map(tuple, values.tolist()))), used
+
+
+@lru_cache(maxsize=256)
+def _fitted(fit: Callable[..., Estimate], x: tuple[float, ...], values: tuple[tuple[float, ...], ...]) -> Estimate:
+    """Once for the claim, for what holds instead and for the picture: a bootstrap takes a while."""
+    return fit(np.array(x), np.array(values))
 
 
 def _is_quadratic(panel: str) -> bool:
