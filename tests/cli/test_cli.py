@@ -197,6 +197,7 @@ def test_a_private_vocabulary_is_confessed(folder, capsys):
 def test_an_interrupted_run_resumes_bit_for_bit(folder, capsys, monkeypatch, number, status):
     arguments = with_option(TRAIN, "--num-steps", "3000")
     assert main([*arguments, "--insecure-seed", "5"]) == 0
+    assert "not of this run, whose seed is known" in " ".join(capsys.readouterr().out.split("Result")[0].split())
     whole = np.load(folder / "model" / "parameters.npz")["params"]
 
     from noisecast.cli import train as command

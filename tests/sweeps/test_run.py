@@ -196,6 +196,14 @@ def test_time_left_follows_what_was_seen():
     assert pace.seconds_left == pytest.approx(3.0, rel=0.01)  # three of two seconds each, two at a time
 
 
+def test_what_compiling_took_is_not_expected_again():
+    left = tasks.tasks_of(questions(4), nc_root())
+    pace = Pace(left, at_once=2)
+    for task, seconds in zip(left[:2], (30.0, 2.0), strict=True):
+        pace.finished(task, seconds)
+    assert pace.seconds_left == pytest.approx(2.0, rel=0.01)  # two of two seconds each
+
+
 def test_long_tasks_come_first_and_kinds_of_one_length_take_turns():
     every = grid(runners=(nc.Training(),))
     short = [

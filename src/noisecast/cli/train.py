@@ -186,7 +186,7 @@ def train(
         )  # fmt: skip
         warn((*plan.warnings, *plan.non_private_warnings))
         if not json:
-            to_reader().print(_what_will_run(plan))
+            to_reader().print(_what_will_run(plan, insecure_seed))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the first step; nothing has changed.") from None
     model = _trained(plan, output, files.label_separator, resume, insecure_seed, secure_noise, account)
@@ -367,7 +367,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(short) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _what_will_run(plan: Plan):
+def _what_will_run(plan: Plan, insecure_seed: int | None):
     scenario, train = plan.scenario, plan.train
     mechanism, spent = scenario.mechanism, scenario.privacy_spent
     examples = f"{train.num_examples:,} for training"
@@ -393,7 +393,11 @@ def _what_will_run(plan: Plan):
             f"noise multiplier {number(mechanism.noise_multiplier)}, clip norm {number(mechanism.l2_clip_norm)}: "
             f"std {number(mechanism.mean_noise_std, 3)} a coordinate of the mean gradient",
         ),
-        ("epsilon", f"{epsilon_text(spent.epsilon)} at delta {scenario.target_delta:g}, by {spent.accountant}"),
+        (
+            "epsilon",
+            f"{epsilon_text(spent.epsilon)} at delta {scenario.target_delta:g}, by {spent.accountant}"
+            + ("" if insecure_seed is None else "; but not of this run, whose seed is known: it has no guarantee"),
+        ),
     ]
     return facts(rows, title="What will run")
 

@@ -66,7 +66,7 @@ class Scratch(NamedTuple):
     words: np.ndarray  # (tile, lanes) uint32, the first numbers of:
     roomy: np.ndarray  # (tile * lanes + ROOM,)
     column: np.ndarray  # (tile,) uint32, of a lane that fills no vector
-    block: np.ndarray  # (16, lanes) uint32, what one call of a cipher makes
+    block: np.ndarray  # (16, lanes) uint32, what one call of a cipher makes; the first of more numbers, as `words`
     blocks: np.ndarray  # (4 * tile,) uint32, of one lane
     counters: np.ndarray  # (4 * lanes,) uint32, AES': lane, 0, 0, 0; of 16 lanes at least
     ramp: np.ndarray  # (tile,) uint32, AES': 0, i, 0, 0

@@ -206,10 +206,11 @@ def _fast_block(block, column, number, keys, lane_of, counters, ramp, step, purp
             )
     elif lanes >= VECTOR:
         _aes_blocks(block, 1, keys, counters, lanes, number, step, purpose)
+    elif lanes > 1:
+        _aes_blocks_of_few(block.reshape(-1), 1, keys, counters, lanes, number, step, purpose)
     else:
-        for lane in range(lanes):
-            words_of_key(column, ramp, 1, keys, lane, lane_of[lane], number, step, purpose)
-            block[0, lane], block[1, lane], block[2, lane], block[3, lane] = column[0], column[1], column[2], column[3]
+        words_of_key(column, ramp, 1, keys, 0, lane_of[0], number, step, purpose)
+        block[0, 0], block[1, 0], block[2, 0], block[3, 0] = column[0], column[1], column[2], column[3]
 
 
 @numba.njit(**INSIDE)

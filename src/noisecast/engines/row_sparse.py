@@ -402,7 +402,7 @@ def _scratch(rows: int, lane: np.ndarray, width: int, cipher: np.ndarray | None 
         words=roomy[: tile * lanes].reshape(tile, lanes),
         roomy=roomy,
         column=aligned_zeros(tile, np.uint32),
-        block=aligned_zeros((WORDS, lanes), np.uint32),
+        block=aligned_zeros(WORDS * lanes + ROOM, np.uint32)[: WORDS * lanes].reshape(WORDS, lanes),
         blocks=aligned_zeros(4 * tile, np.uint32),
         counters=aligned(counters.astype(np.uint32).ravel()),
         ramp=aligned(np.outer(np.arange(tile // 4, dtype=np.uint32), SECOND_OF_FOUR).ravel()),
