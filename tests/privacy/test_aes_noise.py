@@ -195,7 +195,7 @@ def test_a_tile_has_the_words_it_says():
 
 
 @needs_aes
-@pytest.mark.parametrize("lanes", [1, 3, 15, 16, 20])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 8, 15, 16, 20])
 def test_a_block_has_the_words_it_says(lanes):
     """Those of the block of (lane, number, step, purpose), however many lanes there are and however high its number."""
     group = lanes_of(KEYS[:1], lanes)
@@ -206,6 +206,21 @@ def test_a_block_has_the_words_it_says(lanes):
             counter = np.array([lane, number, STEP, PURPOSE], "<u4").tobytes().hex()
             expected = bytes.fromhex(enciphered(KEYS[0][:16], *(4 * [counter]))[0])
             assert np.array_equal(scratch.block[:4, lane], np.frombuffer(expected, "<u4"))
+
+
+@needs_aes
+@pytest.mark.parametrize("lanes", range(2, 16))
+def test_a_block_of_few_lanes_is_written_within_its_room(lanes):
+    """One call makes sixteen blocks, of which a row takes one of each lane; the others lie behind them."""
+    group = lanes_of(KEYS[:1], lanes)
+    scratch = _scratch(10, group.lane, 4)
+    memory, begin = scratch.block.base, scratch.block.ctypes.data - scratch.block.base.ctypes.data
+    end = begin + 4 * ((4 * (kernels.VECTOR // lanes) - 1) * lanes + kernels.VECTOR)
+    assert end <= memory.nbytes
+    memory[:] = 0xAB
+    _block(7, group, scratch)
+    assert (memory[:begin] == 0xAB).all() and (memory[end:] == 0xAB).all()
+    assert (memory[begin:end] != 0xAB).mean() > 0.9  # control: all that room was written
 
 
 def test_normals_are_the_box_muller_pairs_of_words_sixteen_rows_apart():

@@ -197,11 +197,24 @@ def test_time_left_follows_what_was_seen():
 
 
 def test_what_compiling_took_is_not_expected_again():
+    left = tasks.tasks_of(questions(8), nc_root())
+    pace = Pace(left, at_once=2)
+    found = []
+    for task, seconds in zip(left[:4], (30.0, 20.0, 2.0, 4.0), strict=True):
+        pace.finished(task, seconds)
+        found.append(pace.seconds_left)
+    assert found == pytest.approx([30 * 7 / 2, 20 * 6 / 2, 2 * 5 / 2, 3 * 4 / 2], rel=0.01)
+
+
+def test_of_a_task_that_failed_nothing_is_learnt():
     left = tasks.tasks_of(questions(4), nc_root())
     pace = Pace(left, at_once=2)
-    for task, seconds in zip(left[:2], (30.0, 2.0), strict=True):
-        pace.finished(task, seconds)
-    assert pace.seconds_left == pytest.approx(2.0, rel=0.01)  # two of two seconds each
+    pace.finished(left[0], 0.0)
+    assert pace.seconds_left is None and pace.share == 0.0
+    pace.finished(left[1], 2.0)
+    pace.finished(left[2], 0.0)
+    assert pace.seconds_left == pytest.approx(2.0, rel=0.01)  # one at a time, as there is but one
+    assert 0 < pace.share < 1
 
 
 def test_long_tasks_come_first_and_kinds_of_one_length_take_turns():

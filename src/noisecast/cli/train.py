@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from noisecast.checkpoint import load_checkpoint
 from noisecast.cli.learning_rate import PublicScale, starting_learning_rate
 from noisecast.cli.ledger_options import account_of
 from noisecast.cli.mechanism_options import MechanismOptions
@@ -186,7 +187,7 @@ def train(
         )  # fmt: skip
         warn((*plan.warnings, *plan.non_private_warnings))
         if not json:
-            to_reader().print(_what_will_run(plan, insecure_seed))
+            to_reader().print(_what_will_run(plan, _is_known(insecure_seed, plan.scenario, output, resume)))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the first step; nothing has changed.") from None
     model = _trained(plan, output, files.label_separator, resume, insecure_seed, secure_noise, account)
@@ -367,7 +368,14 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(short) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _what_will_run(plan: Plan, insecure_seed: int | None):
+def _is_known(insecure_seed: int | None, scenario: Scenario, output: Path, resume: bool) -> bool:
+    """Whether the noise comes from a seed that somebody may know: one that is given, or that the run began with."""
+    if insecure_seed is not None or not resume:
+        return insecure_seed is not None
+    return not load_checkpoint(_checkpoint_of(output), scenario=scenario.id).root.is_private
+
+
+def _what_will_run(plan: Plan, noise_is_known: bool):
     scenario, train = plan.scenario, plan.train
     mechanism, spent = scenario.mechanism, scenario.privacy_spent
     examples = f"{train.num_examples:,} for training"
@@ -396,7 +404,7 @@ def _what_will_run(plan: Plan, insecure_seed: int | None):
         (
             "epsilon",
             f"{epsilon_text(spent.epsilon)} at delta {scenario.target_delta:g}, by {spent.accountant}"
-            + ("" if insecure_seed is None else "; but not of this run, whose seed is known: it has no guarantee"),
+            + ("; but not of this run, whose seed is known: it has no guarantee" if noise_is_known else ""),
         ),
     ]
     return facts(rows, title="What will run")

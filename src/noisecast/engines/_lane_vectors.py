@@ -1,7 +1,7 @@
 """Sums over rows of a table of lanes, for compiled loops: a row is taken in vectors, and what is left of it in parts.
 
 Of a few lanes, a compiled loop costs several times more to begin than to run. So these are written in LLVM's language.
-Each lane is added up in the order that is written here, so a run does not depend on how many lie beside it.
+From two lanes on each is added up in the order that is written here, however many lie beside it.
 """
 
 from collections.abc import Callable
