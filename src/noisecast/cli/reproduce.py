@@ -245,7 +245,7 @@ def _write(module: Any, name: str, output: Path, table: Any, frame: Any, claims:
     for suffix, path in files.items():
         with written_whole(path) as temporary:
             picture.savefig(temporary, format=suffix, dpi=150)
-        picture.set_layout_engine("none")  # the first one has laid it out, which takes as long as to draw it
+        picture.set_layout_engine(None)  # the first one has laid it out, which takes as long as to draw it
     for path, rows in (
         (output / f"{name}.parquet", frame),
         (output / f"{name}-table.parquet", table),

@@ -53,7 +53,7 @@ class Task:
       threshold_batch_sizes: of Fig. eps_star.
       protocol_a_noise_multiplier: at which `PROTOCOL_A` is searched.   protocol_b: grids by optimizer class.
       more_learning_rates: those that the paper adds to DP-SGD's afterwards.
-      forecast: asked beside training; False at the quick scale where it would cost more than the training.
+      forecast: asked beside training; None at the quick scale where it would cost more than the training.
     """
 
     key: str
@@ -72,11 +72,11 @@ class Task:
     protocol_b: Mapping[type, Grid]
     more_learning_rates: Numbers
     seeds_of: Mapping[type, int] = field(default_factory=dict)
-    forecast: bool = True
+    forecast: Moments | None = field(default_factory=Moments)
 
     @property
     def runners(self) -> tuple[Runner, ...]:
-        return (Training(), Moments()) if self.forecast else (Training(),)
+        return (Training(), self.forecast) if self.forecast else (Training(),)
 
     def is_among(self, asked: str | None) -> bool:
         """Whether a key or a data set's name asks for this task; None asks for all."""
@@ -295,7 +295,7 @@ FORUM_QUICK = replace(
     name="StackOverflow-shaped, 20 classes",
     load=load_forum20,
     seeds_of={DPSGD: 16},
-    forecast=False,
+    forecast=None,
     floors=(0.1, 0.5, 1, 2, 4, 8),
     threshold=_spaced(1.8, 4.5, 6),
     budgets=(42.384, 2.119, 1.06, 0.53, 0.303),
@@ -304,13 +304,13 @@ FORUM_QUICK = replace(
 _MOVIELENS_QUICK = {
     "epochs": 6,
     "num_seeds": 3,
-    "seeds_of": {DPSGD: 16},
+    "seeds_of": {DPSGD: 8},
     "floors": (0.06, 0.1, 0.3, 0.5, 1, 1.5),
     "threshold": _spaced(0.4, 0.9, 5),
     "threshold_batch_sizes": (32, 64, 128),
     "budgets": (13.3, 3.32, 1.33, 0.66),
 }
-MOVIELENS_PAPER_LIKE_QUICK = replace(MOVIELENS_PAPER_LIKE, **_MOVIELENS_QUICK | {"num_seeds": 4}, forecast=False)
+MOVIELENS_PAPER_LIKE_QUICK = replace(MOVIELENS_PAPER_LIKE, **_MOVIELENS_QUICK | {"num_seeds": 4}, forecast=None)
 MOVIELENS_CENTRED_QUICK = replace(MOVIELENS_CENTRED, **_MOVIELENS_QUICK)
 
 TASKS: dict[Scale, tuple[Task, ...]] = {

@@ -39,15 +39,13 @@ def in_processes(tasks: Sequence[Task], num_workers: int) -> Iterator[Done]:
     """On worker processes, in the order in which they finish. A worker that is killed is replaced.
 
     Args:
-      tasks: the first is begun first.
+      tasks: the first is begun first, but for what `Waiting` holds back.
       num_workers: processes; >= 1.
     Raises: ValueError when the problem cannot be sent to another process.
     """
     content = _pickled(tasks)
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    waiting = Waiting(tasks)
     finished: queue.SimpleQueue[Done | BaseException] = queue.SimpleQueue()
-    for number in range(len(tasks)):
-        waiting.put(number)
     attendants = [_Attendant(tasks, content, waiting, finished) for _ in range(min(num_workers, len(tasks)))]
     for attendant in attendants:
         attendant.start()
@@ -136,10 +134,41 @@ def _done(task: Task, answer: dict[str, Any]) -> Done:
     return Done(task, answer.get("table"), answer.get("seconds", 0.0), answer.get("why"))
 
 
+class Waiting:
+    """Tasks that nobody computes yet. Two workers do not compile the same at the same time.
+
+    The first task of a kind compiles, where nothing was compiled on this machine before, and leaves it for the others:
+    until it is done they are given other kinds, as long as there are any.
+    """
+
+    def __init__(self, tasks: Sequence[Task]):
+        self._kinds = [task.kind[:-1] for task in tasks]  # groups of all sizes share what is compiled
+        self._left = list(range(len(tasks)))
+        self._first: set[tuple] = set()  # kinds of which the first task is in hand
+        self._known: set[tuple] = set()
+        self._lock = threading.Lock()
+
+    def next(self) -> int | None:
+        """The number of a task to compute now; None where none is left."""
+        with self._lock:
+            if not self._left:
+                return None
+            number = next((each for each in self._left if self._kinds[each] not in self._first), self._left[0])
+            self._left.remove(number)
+            if self._kinds[number] not in self._known:
+                self._first.add(self._kinds[number])
+            return number
+
+    def done(self, number: int) -> None:
+        with self._lock:
+            self._first.discard(self._kinds[number])
+            self._known.add(self._kinds[number])
+
+
 class _Attendant(threading.Thread):
     """Stands between the driver and one worker process with its successors: hands it tasks, takes its answers."""
 
-    def __init__(self, tasks: Sequence[Task], content: bytes, waiting: Any, finished: Any):
+    def __init__(self, tasks: Sequence[Task], content: bytes, waiting: Waiting, finished: Any):
         super().__init__(daemon=True)
         self._tasks, self._content, self._waiting, self._finished = tasks, content, waiting, finished
         self._process: WorkerProcess | None = None
@@ -147,12 +176,11 @@ class _Attendant(threading.Thread):
 
     def run(self) -> None:
         try:
-            while not self._dismissed:
-                number = self._waiting.get_nowait()
+            while not self._dismissed and (number := self._waiting.next()) is not None:
                 answer = self._answer(number)
+                self._waiting.done(number)
                 if not self._dismissed:
                     self._finished.put(_done(self._tasks[number], answer))
-        except queue.Empty:
             self.dismiss()
         except BaseException as error:
             self._finished.put(error)

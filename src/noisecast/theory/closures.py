@@ -49,16 +49,6 @@ class GradientLaw(NamedTuple):
     def variance(self) -> Array:
         return self.signal_variance + self.noise_variance
 
-    def at(self, chosen: Any) -> "GradientLaw":
-        """Of some coordinates, where all is given by coordinate."""
-        return self._replace(
-            mean=self.mean[chosen],
-            signal_variance=self.signal_variance[chosen],
-            noise_variance=self.noise_variance[chosen],
-            presence=self.presence[chosen] if np.ndim(self.presence) else self.presence,
-            sign=None if self.sign is None else self.sign[:, chosen],
-        )
-
     def when_present(self) -> "GradientLaw":
         """The law of g_j in batches that hold an example which moves it: mean and batch's second moment over p.
 
@@ -68,10 +58,24 @@ class GradientLaw(NamedTuple):
         >>> GradientLaw(np.ones(1), 0.0, 5.0, presence=0.5, privacy_variance=1.0).when_present()[:3]
         (array([2.]), 0.0, array([7.]))
         """
+        if np.ndim(self.presence) == 0 and self.presence == 1:
+            return self
         mean, batch = self.mean / self.presence, self.noise_variance - self.privacy_variance
         noise = np.maximum((batch + self.mean**2) / self.presence - mean**2, 0.0) + self.privacy_variance
         signal = self.signal_variance / self.presence**2
         return self._replace(mean=mean, signal_variance=signal, noise_variance=noise, presence=1.0)
+
+
+class Response(NamedTuple):
+    """An optimizer's direction u under a Gaussian gradient; (d,) each.
+
+    Args:
+      expected: E u.   gain: k, Cov(x, u_j) = k_j Cov(x, g_j).   variance: Var u.
+    """
+
+    expected: Array
+    gain: Array
+    variance: Array
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,8 @@ class Closure:
     """An optimizer under Gaussian gradients.
 
     Args:
-      response: (law, memory) -> E u and the gain k; (d,) each.
+      response: (law, memory) -> E u, its gain and Var u.
       covariance: (mean, covariance of g, memory) -> Cov u; (d,), (d, d) -> (d, d).
-      variance: (law, memory) -> Var u; (d,).
       memory: (memory, law, step, num_steps) -> what the optimizer remembers after num_steps more; None at the start.
       gain_share: (law, memory, step, num_steps) -> E u in those steps over that of `response`; () or (d,).
       noise_share: (step, num_steps) -> noise of those steps over that of num_steps independent directions; ().
@@ -93,9 +96,8 @@ class Closure:
       caveat: a sentence where the optimizer's own settings are out of the closure's depth; else empty.
     """
 
-    response: Callable[[GradientLaw, Any], tuple[Array, Array]]
+    response: Callable[[GradientLaw, Any], Response]
     covariance: Callable[[Array, Array, Any], Array]
-    variance: Callable[[GradientLaw, Any], Array]
     memory: Callable[[Any, GradientLaw, int, int], Any] = lambda memory, law, step, num_steps: None
     gain_share: Callable[[GradientLaw, Any, int, int], Array] = lambda law, memory, step, num_steps: 1.0
     noise_share: Callable[[int, int], float] = lambda step, num_steps: 1.0
@@ -133,14 +135,14 @@ def sign_response(law: GradientLaw) -> tuple[Array, Array]:
         return law.sign[0], law.sign[1]
     presence, law = law.presence, law.when_present()
     mean = np.asarray(law.mean, np.float64)
-    expected, gain = np.zeros_like(mean), np.zeros_like(mean)
+    expected, gain = 0.0, 0.0
     for factor, weight in zip(law.snr_factors, law.snr_weights, strict=True):
         if weight == 0:
             continue
-        variance = np.maximum(law.signal_variance + law.noise_variance / factor**2, 1e-300)
-        snr = mean / np.sqrt(variance)
-        expected += weight * special.erf(snr / math.sqrt(2))
-        gain += weight * np.sqrt(2 / (math.pi * variance)) * np.exp(-(snr**2) / 2)
+        inverse = 1 / np.sqrt(np.maximum(law.signal_variance + law.noise_variance / factor**2, 1e-300))
+        snr = mean * inverse
+        expected = expected + weight * special.erf(snr / math.sqrt(2))
+        gain = gain + weight * math.sqrt(2 / math.pi) * inverse * np.exp(-(snr**2) / 2)
     return presence * expected, gain
 
 
@@ -165,20 +167,19 @@ def chord(law: GradientLaw, expected: Array, gain: Array) -> Array:
     return np.maximum(np.where(pushed, found, gain), gain)
 
 
-def _sign_variance(law: GradientLaw, memory: None) -> Array:
-    return 1 - sign_response(law)[0] ** 2
+def _sign(law: GradientLaw, memory: None) -> Response:
+    expected, gain = sign_response(law)
+    return Response(expected, gain, 1 - expected**2)
 
 
 SGD_CLOSURE = Closure(
-    response=lambda law, memory: (law.mean, np.ones_like(law.mean)),
+    response=lambda law, memory: Response(law.mean, np.ones_like(law.mean), law.variance),
     covariance=lambda mean, covariance, memory: covariance,
-    variance=lambda law, memory: law.variance,
     is_linear=True,
 )
 SIGN_CLOSURE = Closure(
-    response=lambda law, memory: sign_response(law),
+    response=_sign,
     covariance=lambda mean, covariance, memory: sign_covariance(mean, covariance),
-    variance=_sign_variance,
     feels_shape=True,
 )
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from noisecast.theory._namespace import special_and_math
-from noisecast.theory.closures import Closure, GradientLaw, QuadraticRecursion
+from noisecast.theory.closures import Closure, GradientLaw, QuadraticRecursion, Response
 from noisecast.theory.optimizer_theory import GradientMoments, OptimizerTheory
 
 Array = Any
@@ -135,7 +135,7 @@ def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
 
     >>> closure = adam_closure(b1=0.9, b2=0.999, eps=0.0)
     >>> law = GradientLaw(np.array([3.0]), 0.0, 16.0)
-    >>> closure.response(law, closure.memory(None, law, 0, 1))[0]
+    >>> closure.response(law, closure.memory(None, law, 0, 1)).expected
     array([0.6])
     """
 
@@ -151,14 +151,17 @@ def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
         noise_share = np.minimum(law.variance / np.maximum(v, 1e-300), 1.0)
         return few_gradients(noise_share, step + 1, num_steps, b1=b1, b2=b2)
 
+    def response(law: GradientLaw, v: Array) -> Response:
+        k = gain(v)
+        return Response(k * law.mean, k, k**2 * law.variance)
+
     def covariance(mean: Array, covariance: Array, v: Array) -> Array:
         k = gain(v[: len(mean)])
         return k[:, None] * covariance * k
 
     return Closure(
-        response=lambda law, v: (gain(v) * law.mean, gain(v)),
+        response=response,
         covariance=covariance,
-        variance=lambda law, v: gain(v) ** 2 * law.variance,
         memory=memory,
         gain_share=gain_share,
         noise_share=lambda step, num_steps: (

@@ -35,10 +35,10 @@ def recursion_of(closure: Closure) -> QuadraticRecursion:
         return closure.quadratic
 
     def step(at: GaussianWeights, k: int, curvature: Array, law: GradientLaw, learning_rate: float) -> GaussianWeights:
-        expected, gain = closure.response(law, None)
-        spread = learning_rate**2 * closure.variance(law, None)
-        kept = 1 - 2 * learning_rate * gain * curvature
-        return GaussianWeights(at.mean - learning_rate * expected, kept * at.variance + spread)
+        found = closure.response(law, None)
+        kept = 1 - 2 * learning_rate * found.gain * curvature
+        spread = learning_rate**2 * found.variance
+        return GaussianWeights(at.mean - learning_rate * found.expected, kept * at.variance + spread)
 
     return QuadraticRecursion(lambda params: GaussianWeights(params, np.zeros_like(params)), step)
 
@@ -56,8 +56,8 @@ class InjectedNoise:
     [1.0, 0.010000000000000002]
     """
 
-    log_norms: np.ndarray
-    shrink_factors: np.ndarray
+    log_norms: np.ndarray  # evenly spaced
+    log_shrink_factors: np.ndarray
     variances: np.ndarray
 
     @classmethod
@@ -81,10 +81,16 @@ class InjectedNoise:
         if degrees_of_freedom > 2:
             heavy = 1.0 if math.isinf(degrees_of_freedom) else degrees_of_freedom / (degrees_of_freedom - 2)
             variance = np.where(untouched, example_noise_std**2 * heavy, variance)
-        return cls(np.log(norms), h, np.maximum(variance, 0.0))
+        return cls(np.log(norms), np.log(h), np.maximum(variance, 0.0))
 
     def at(self, gradient_norm: float) -> tuple[float, float]:
-        log_norm = math.log(max(gradient_norm, 1e-300))
-        h = math.exp(np.interp(log_norm, self.log_norms, np.log(self.shrink_factors)))  # a power where all is clipped
-        beyond = min(1.0, math.exp(self.log_norms[-1] - log_norm))  # there every example is clipped: h = C/G
-        return float(h * beyond), float(np.interp(log_norm, self.log_norms, self.variances))
+        """Both linear in log G, and h in log h: a power where all is clipped."""
+        log_norm, first, last = math.log(max(gradient_norm, 1e-300)), self.log_norms[0], self.log_norms[-1]
+        intervals = len(self.log_norms) - 1
+        place = min(max((log_norm - first) / (last - first), 0.0), 1.0) * intervals
+        i = min(int(place), intervals - 1)
+        log_h, variance = (
+            float(each[i] + (place - i) * (each[i + 1] - each[i])) for each in (self.log_shrink_factors, self.variances)
+        )
+        # Beyond the last norm every example is clipped: h = C/G.
+        return math.exp(log_h + min(0.0, last - log_norm)), variance

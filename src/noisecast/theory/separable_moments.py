@@ -142,8 +142,8 @@ class GridLaws:
         """Mean and variance of x' - x given x; (c, N) each."""
         x = self._everywhere
         law = noise._replace(mean=shrink * self.loss.slope(x), signal_variance=np.zeros_like(x))
-        expected, gain = self.closure.response(law, self.memory)
-        variance = learning_rate**2 * share * self.closure.variance(law, self.memory)
+        expected, gain, of_one = self.closure.response(law, self.memory)
+        variance = learning_rate**2 * share * of_one
         overshoot = np.clip(1 + learning_rate * lag * gain * shrink * self.loss.curvature(x), 0.5, 2.0)
         return -learning_rate * (overshoot * expected).T, (overshoot * variance).T
 

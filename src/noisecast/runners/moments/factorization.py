@@ -174,8 +174,7 @@ class _Field(NamedTuple):
       errors, spread: E e and s^2; (n,) each.   squared_lengths: E|x_r|^2; (R,).
       clipped: of 2 w e, times n over the declared size.
       force, curvature: mean clipped gradient and its Jacobian's diagonal; (R, dim).
-      signal_variance: a row's variance of the mean gradient from the spread of rows, a number; (R,).
-      law: of the private gradient, in the original basis.
+      law: of the private gradient, in the original basis; mean (R, dim), all else by row (R, 1).
     """
 
     errors: np.ndarray
@@ -184,17 +183,15 @@ class _Field(NamedTuple):
     squared_lengths: np.ndarray
     force: np.ndarray
     curvature: np.ndarray
-    signal_variance: np.ndarray
     law: GradientLaw
 
 
-class _Rates(NamedTuple):
-    """Changes a step: of the rows, and of what decides D. `steepest`: eta times the largest curvature, from above."""
+class _Directions(NamedTuple):
+    """Of one step: E u in the original basis, (R, dim); gains and eta^2 Var u by row, as their mean; (R,) each."""
 
-    rows: _Rows
-    fresh_spread: np.ndarray
-    damping: np.ndarray
-    steepest: float
+    expected: np.ndarray
+    gain: np.ndarray
+    noise: np.ndarray
 
 
 def _tame(before: _Rows, after: _Rows) -> bool:
@@ -217,7 +214,7 @@ class _FactorSolve:
         self.ratings_of = self.pairs.sum_of(*2 * [np.ones(len(self.pairs.labels))])
         self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
         of_a_batch = self.fill * self.mechanism.expected_batch_size * self.ratings_of / len(self.pairs.labels)
-        self.presence = self._spread_out(np.maximum(-np.expm1(-of_a_batch), 1e-12))
+        self.presence = np.maximum(-np.expm1(-of_a_batch), 1e-12)[:, None]
 
     def forecast(self, record_at: Sequence[int], time_steps: int) -> Forecast:
         # Rows grow from small ones ever faster, and their noise as the root of time: steps that lengthen with time.
@@ -263,19 +260,21 @@ class _FactorSolve:
         """Memory and D half-way, the rows with these, then memory and D to the end."""
         halfway = self.closure.memory(self.memory, field.law, step, max(1, num_steps // 2))
         noise_share = self.closure.noise_share(step, num_steps)
-        before = self._rates(at, field, halfway, noise_share)
-        self.steepest = max(self.steepest, before.steepest)
-        if not before.steepest <= HOPELESS:
+        before = self._directions(field, halfway, noise_share)
+        steepest = 2.2 * self.learning_rate * float(np.max(before.gain * self._steepest_of_rows(at, field)))
+        self.steepest = max(self.steepest, steepest)
+        if not steepest <= HOPELESS:
             return _Rows.of(np.full_like(at.flat, np.nan), self.shape), self.memory, self.share
-        kept = {"noise": before.fresh_spread, "damping": before.damping}
-        spread = field.spread + before.fresh_spread * num_steps / 4  # on average until half-way
+        kept = self._renewal(field, before)
+        spread = field.spread + kept["noise"] * num_steps / 4  # on average until half-way
         share = remaining_share(self.share, spread=spread, num_steps=num_steps / 2, **kept)
 
         def change(flat: np.ndarray) -> np.ndarray:
             rows = _Rows.of(flat, self.shape)
-            return self._rates(rows, self._field(rows, share), halfway, noise_share).rows.flat
+            there = self._field(rows, share)
+            return self._change(rows, there, self._directions(there, halfway, noise_share)).flat
 
-        stages = stages_for(before.steepest * num_steps)
+        stages = stages_for(steepest * num_steps)
         flat = chebyshev_step(change, at.flat, change(at.flat), num_steps, stages)
         after = _Rows.of(flat, self.shape)
         after = after._replace(variance=np.maximum(after.variance, 0.0))
@@ -297,40 +296,40 @@ class _FactorSolve:
         noise = np.maximum(batch + self.mechanism.mean_noise_std**2, 1e-30)
         signal = (curvature**2 * at.variance).mean(axis=1)
         law = GradientLaw(
-            (force @ self.basis.T).ravel(), self._spread_out(signal), self._spread_out(noise),
+            force @ self.basis.T, signal[:, None], noise[:, None],
             presence=self.presence, privacy_variance=self.mechanism.mean_noise_std**2,
         )  # fmt: skip
-        return _Field(errors, spread, clipped, squares, force, curvature, signal, law)
+        return _Field(errors, spread, clipped, squares, force, curvature, law)
 
-    def _spread_out(self, by_row: np.ndarray) -> np.ndarray:
-        return np.repeat(by_row, self.shape[1])
+    def _directions(self, field: _Field, memory: Any, noise_share: float) -> _Directions:
+        found = self.closure.response(field.law, memory)
+        gain, variance = found.gain.mean(axis=1), found.variance.mean(axis=1)
+        left = np.maximum(variance - gain**2 * field.law.signal_variance[:, 0], 0.0)
+        return _Directions(found.expected, gain, self.learning_rate**2 * noise_share * left)
 
-    def _rates(self, at: _Rows, field: _Field, memory: Any, noise_share: float) -> _Rates:
-        """The expected step, and how variances and own pushes change with it; a row's gains by their mean."""
-        eta, users, items = self.learning_rate, self.pairs.users, self.pairs.items
-        expected, gain = self.closure.response(field.law, memory)
-        gain = gain.reshape(self.shape).mean(axis=1)
-        noise = self.closure.variance(field.law, memory).reshape(self.shape).mean(axis=1)
-        noise = eta**2 * noise_share * np.maximum(noise - gain**2 * field.signal_variance, 0.0)
+    def _change(self, at: _Rows, field: _Field, directions: _Directions) -> _Rows:
+        """The expected step, and how variances and own pushes change with it."""
+        eta, users, items, gain = self.learning_rate, self.pairs.users, self.pairs.items, directions.gain
         pull = eta * gain[:, None] * field.curvature
         # (1 - x)^2 = 1 - (2 x - x^2) a step; beyond x = 1 the closure is out of its depth anyway.
-        change = noise[:, None] - pull * (2 - np.minimum(pull, 1.0)) * at.variance
+        change = directions.noise[:, None] - pull * (2 - np.minimum(pull, 1.0)) * at.variance
         total = at.variance.sum(axis=1)
         fading = (pull * at.variance).sum(axis=1) / np.maximum(total, 1e-300)
-        own = eta / len(field.errors)
-        pushed = own * field.clipped.push * (gain[users] * total[items] + gain[items] * total[users])
-        lengths = field.squared_lengths
-        damping = gain[users] * lengths[items] + gain[items] * lengths[users]
-        return _Rates(
-            rows=_Rows(
-                -eta * expected.reshape(self.shape) @ self.basis,
-                change,
-                -pushed - (fading[users] + fading[items]) * at.pair,
-            ),
-            fresh_spread=noise[users] * lengths[items] + noise[items] * lengths[users],
-            damping=2 * own * self.prepared.slope * field.clipped.slope * damping,
-            steepest=2.2 * eta * float(np.max(gain * self._steepest_of_rows(at, field))),
+        pushed = eta / len(field.errors) * field.clipped.push * self._across(gain, total)
+        return _Rows(
+            -eta * directions.expected @ self.basis, change, -pushed - (fading[users] + fading[items]) * at.pair
         )
+
+    def _renewal(self, field: _Field, directions: _Directions) -> dict[str, np.ndarray]:
+        """By how much s^2 grows, and errors are damped by their own pushes, a step: what decides D; (n,) each."""
+        lengths, own = field.squared_lengths, self.learning_rate / len(field.errors)
+        damping = 2 * own * self.prepared.slope * field.clipped.slope * self._across(directions.gain, lengths)
+        return {"noise": self._across(directions.noise, lengths), "damping": damping}
+
+    def _across(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """a_u b_w + a_w b_u of every rating, of numbers by row; (R,), (R,) -> (n,)."""
+        users, items = self.pairs.users, self.pairs.items
+        return one[users] * other[items] + one[items] * other[users]
 
     def _steepest_of_rows(self, at: _Rows, field: _Field) -> np.ndarray:
         """The largest curvature within each row: of the means at most their trace, which one direction mostly has.

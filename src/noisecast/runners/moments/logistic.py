@@ -22,7 +22,7 @@ from noisecast.runners.moments.logistic_limits import ENOUGH, Limits
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite, residual_bound
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.scenario import Scenario
-from noisecast.theory.closures import GradientLaw, chord
+from noisecast.theory.closures import GradientLaw, Response, chord
 from noisecast.theory.common_swing import Swing
 from noisecast.theory.frozen_steps import (
     HALVINGS,
@@ -219,15 +219,15 @@ class _LogisticSolve:
         memory = self.closure.memory(at.memory, field.law, step, num_steps)
         halfway = self.closure.memory(at.memory, field.law, step, max(1, num_steps // 2))
         gain_share = self.closure.gain_share(field.law, halfway, step, num_steps)
-        expected, slope = (gain_share * each for each in self.closure.response(field.law, halfway))
+        found = self.closure.response(field.law, halfway)
+        expected, slope = gain_share * found.expected, gain_share * found.gain
         slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
         # Cov u counts the spread of the weights; the linear step counts it too, as eta^2 K J V J K.
         spread = field.jacobian @ around.covariance @ field.jacobian
-        law = field.law.at(rest)
-        of_rest = self.closure.variance(law, None if halfway is None else halfway[rest])
-        gain = self._gain_in_block(slope)
+        of_rest, gain = found.variance[rest], self._gain_in_block(slope)
         noise = self._direction_covariance(field, gain, of_rest, halfway) - gain[:, None] * spread * gain
-        rest_noise = np.maximum(of_rest - slope[rest] ** 2 * (law.signal_variance + field.noise_along), 0.0)
+        along = field.law.signal_variance[rest] + field.noise_along
+        rest_noise = np.maximum(of_rest - slope[rest] ** 2 * along, 0.0)
         share = self.closure.noise_share(step, num_steps)
         lag = self.closure.lag_of(step, num_steps)
         linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
@@ -278,7 +278,7 @@ class _LogisticSolve:
         found[own, own] = self.closure.covariance(
             field.mean[own], field.covariance[own, own], None if memory is None else memory[own]
         )
-        variance = field.law.at(slice(self.split, None)).variance
+        variance = field.law.variance[self.split :]
         along = gain[self.split :]
         left = (joint * of_rest[:, None]).T @ joint - along[:, None] * ((joint * variance[:, None]).T @ joint) * along
         found[self.split :, self.split :] += left
@@ -387,24 +387,24 @@ class _LogisticSolve:
         if not np.isfinite(field.mean).all():
             return True
         limits, memory = self.limits, self.closure.memory(at.memory, field.law, step, 1)
-        expected, gain = self.closure.response(field.law, memory)
-        limits.move = self._move(field, gain, memory) if step else 0.0
+        found = self.closure.response(field.law, memory)
+        gain = found.gain
+        limits.move = self._move(field, found, memory) if step else 0.0
         curvature = np.concatenate([np.diag(field.jacobian)[: self.split], field.jacobian_diag])
         limits.steepest = max(limits.steepest, self.learning_rate * float(np.max(gain * curvature)))
         limits.curvature = self.learning_rate * self._largest_curvature(field, gain)
         if step == 0:
-            moved = self.rows.dot(self.learning_rate * expected)
+            moved = self.rows.dot(self.learning_rate * found.expected)
             limits.first_move = float(np.sqrt(np.mean(moved**2)))
         limits.share = float(at.pushed.remaining_share(field.block_spread + field.rest_spread).mean())
         return limits.are_passed
 
-    def _move(self, field: _Field, gain: np.ndarray, memory: Any) -> float:
+    def _move(self, field: _Field, found: Response, memory: Any) -> float:
         """By how much a step moves the logits by chance; a step that averages gradients by that of what they average,
         less what is averaged out.
         """
-        law = field.law.at(slice(self.split, None))
-        of_rest = self.closure.variance(law, None if memory is None else memory[self.split :])
-        of_block = self._direction_covariance(field, self._gain_in_block(gain), of_rest, memory)
+        of_rest = found.variance[self.split :]
+        of_block = self._direction_covariance(field, self._gain_in_block(found.gain), of_rest, memory)
         variance = self.rows.block_spread(of_block) + self.rows.rest_squared_dot(of_rest)
         return self.learning_rate * math.sqrt(float(variance.mean()) / (1 + 2 * self.closure.lag))
 

@@ -201,7 +201,8 @@ class _MultiOutputSolve:
         memory = self.closure.memory(at.memory, field.law, step, num_steps)
         halfway = self.closure.memory(at.memory, field.law, step, max(1, num_steps // 2))
         gain_share = self.closure.gain_share(field.law, halfway, step, num_steps)
-        expected, slope = (gain_share * each for each in self.closure.response(field.law, halfway))
+        found = self.closure.response(field.law, halfway)
+        expected, slope = gain_share * found.expected, gain_share * found.gain
         slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
         share = self.closure.noise_share(step, num_steps)
         lag = self.closure.lag_of(step, num_steps)
@@ -218,9 +219,8 @@ class _MultiOutputSolve:
                 for a in range(self.num_outputs)
             ]
         )
-        law = field.law.at(np.s_[split:])
-        noise = self.closure.variance(law, None if halfway is None else halfway[split:])
-        noise = share * np.maximum(noise - slope[split:] ** 2 * law.signal_variance, 0.0)
+        noise = found.variance[split:] - slope[split:] ** 2 * field.law.signal_variance[split:]
+        noise = share * np.maximum(noise, 0.0)
         variance = advance_variance(
             at.variance, jacobian=field.jacobian_diag, gain=slope[split:], noise=noise, **linear
         )
@@ -436,7 +436,7 @@ class _MultiOutputSolve:
         if not np.isfinite(field.mean).all():
             return True
         memory = self.closure.memory(at.memory, field.law, step, 1)
-        root = np.sqrt(self.closure.response(field.law, memory)[1])
+        root = np.sqrt(self.closure.response(field.law, memory).gain)
         first = self.direction is None
         if first:  # anything that is not an eigenvector of 0; the gradient may be 0
             start = np.random.default_rng(0).standard_normal(field.mean.shape)

@@ -41,13 +41,14 @@ def forecast(scenario: Scenario, prepared: None, record_at: Sequence[int], setti
     problem: Any = scenario.problem
     both = np.stack([np.asarray(problem.hessian_diag, np.float64), np.asarray(problem.initial_params(), np.float64)])
     (hessian, start), counts = np.unique(both, axis=1, return_counts=True)
+    weights = counts * hessian**2
     noise_at = private_noise(scenario, math.sqrt(np.sum(counts * (hessian * start) ** 2)))
     closure: Any = scenario.optimizer.theory.closure
     recursion, recorded = recursion_of(closure), {}
     state, ratio, smallest_shrink = recursion.start(start), 0.0, 1.0
     learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
     for step in range(scenario.num_steps + 1):
-        gradient_norm = math.sqrt(np.sum(counts * hessian**2 * (state.mean**2 + state.variance)))
+        gradient_norm = math.sqrt(weights @ (state.mean**2 + state.variance))
         shrink, law = noise_at(gradient_norm)
         curvature, smallest_shrink = shrink * hessian, min(smallest_shrink, shrink)
         if not closure.is_linear:  # at the rate of the step that led here

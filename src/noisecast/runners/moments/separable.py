@@ -173,8 +173,9 @@ class _SeparableSolve:
         for (shrink, noise), slope in zip(self.noises, (np.zeros_like(at.start), at.slope(at.start))):
             law = noise._replace(mean=shrink * slope, signal_variance=np.zeros_like(slope))
             memory = self.closure.memory(None, law, 0, 1)
-            variances.append(self.closure.variance(law, memory))
-            squares.append(variances[-1] + self.closure.response(law, memory)[0] ** 2)
+            found = self.closure.response(law, memory)
+            variances.append(found.variance)
+            squares.append(found.variance + found.expected**2)
         fixed = memory is None and np.ptp(squares) <= 1e-9 * np.max(squares) and np.ptp(variances) > 0
         return self.learning_rate * (math.sqrt(np.max(squares)) if fixed else 1.5 * math.sqrt(np.min(variances)))
 
