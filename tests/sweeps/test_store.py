@@ -1,5 +1,6 @@
 """A store holds what was finished, whole; and refuses what it does not hold, by name."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from small_sweep import questions
 
@@ -168,14 +171,45 @@ def test_a_ledger_of_before_forecasts_were_listed_is_read(store):
 
 
 def test_a_parquet_file_of_somebody_else_is_refused_by_name(store):
-    import hashlib
-
     file = store / "shards" / "x.parquet"
     pd.DataFrame({"a": [1]}).to_parquet(file)
     name = hashlib.sha256(file.read_bytes()).hexdigest()[:32] + ".parquet"
     file.rename(file.with_name(name))
     with pytest.raises(ValueError, match=f"{name} is not a shard"):
         Store(store)
+
+
+def rewritten(shard: Path, change) -> Path:
+    """The shard with its rows changed, under the name that it has then."""
+    table = change(pq.read_table(shard))
+    pq.write_table(table, shard)
+    return shard.rename(shard.with_stem(hashlib.sha256(shard.read_bytes()).hexdigest()[:32]))
+
+
+def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), name, values)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("metric", lambda n: pa.array(["gain"] * n)),
+        ("metric", lambda n: pa.array([None] * n, pa.string())),
+        ("step", lambda n: pa.array([None] * n, pa.int64())),
+        ("value", lambda n: pa.array(["much"] * n)),
+    ],
+)
+def test_a_shard_whose_rows_are_none_of_a_table_is_refused_by_name(store, name, values):
+    found = rewritten(shards(store)[0], lambda table: with_column(table, name, values(len(table))))
+    with pytest.raises(ValueError, match=f"{found.name} is not a shard"):
+        Store(store).read()
+
+
+def test_rows_are_the_same_in_whatever_type_a_library_wrote_them(store):
+    before = Store(store).read()
+    for shard in shards(store)[:1]:
+        rewritten(shard, lambda table: with_column(table, "metric", table["metric"].cast(pa.large_string())))
+    pd.testing.assert_frame_equal(Store(store).read(), before)
 
 
 def test_half_written_files_are_not_read_and_are_swept_up(store):
