@@ -158,12 +158,14 @@ def test_the_forecast_looks_at_no_private_row(name):
     assert len(rates) == 1 and model.forecast_ is not None
 
 
+@pytest.mark.slow
 def test_the_forecast_on_public_data_looks_at_them():
     public = X[:200], Y2[:200]
     rate = logistic(learning_rate="forecast", public_data=public).fit(X, Y2).learning_rate_
     assert rate != logistic(learning_rate="forecast").fit(X, Y2).learning_rate_
 
 
+@pytest.mark.slow
 def test_a_hopeless_budget_is_warned_of():
     with pytest.warns(PrivacyWarning, match="almost nothing can be learnt"):
         logistic(learning_rate="forecast", target_epsilon=1e-4).fit(X, Y2)

@@ -22,7 +22,9 @@ def wide_texts(num_examples=700, num_words=1500):
     return linear_model(Dataset("wide", scipy.sparse.csr_array(present.astype(np.float32)), labels, ("no", "yes")))
 
 
-@pytest.mark.parametrize("optimizer", [DPSGD(learning_rate=3.0), DPAdam(learning_rate=0.009)])
+@pytest.mark.parametrize(
+    "optimizer", [DPSGD(learning_rate=3.0), pytest.param(DPAdam(learning_rate=0.009), marks=pytest.mark.slow)]
+)
 def test_skew_outputs_are_forecast(monkeypatch, optimizer):
     """The final loss, which a forecast with Gaussian outputs puts too low."""
     problem = wide_texts()
