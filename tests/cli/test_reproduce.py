@@ -8,7 +8,9 @@ import types
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
+import matplotlib as mpl
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -266,6 +268,24 @@ def test_a_picture_that_cannot_be_drawn_leaves_the_old_one(install, tmp_path):
     with pytest.raises(RuntimeError):
         main(["reproduce", "fig-sde", "--output", "out"])
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize("setting", ["figure.autolayout", "figure.constrained_layout.use"])
+def test_a_users_own_layout_does_not_move_a_picture_between_its_files(install, tmp_path, setting):
+    drawn = Figure(figsize=(4, 3), layout="constrained")
+    axes = drawn.subplots(2, 1)
+    drawn.colorbar(axes[0].imshow([[0.0, 1.0]]), ax=axes[0], label="a bar, which some layouts refuse")
+    drawn.supylabel("at the side")
+    install("fig-sde", figure(draw=lambda frame: drawn))
+    places, save = [], Figure.savefig
+
+    def saved(self, *arguments, **options):
+        save(self, *arguments, **options)
+        places.append([each.get_position().bounds for each in self.axes])
+
+    with mpl.rc_context({setting: True}), mock.patch.object(Figure, "savefig", saved):
+        assert main(["reproduce", "fig-sde", "--output", "out"]) == 0
+    assert len(places) == 3 and places[0] == places[1] == places[2]
 
 
 # --- all, and how long ------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_multipliers_that_diverge_are_left_out_and_counted():
 
 
 def test_the_frame_is_the_last_loss_and_its_late_change():
-    task = replace(IMDB, load=toy_problem, epochs=8, num_seeds=2, floors=(0.5, 1.0), forecast=False)
+    task = replace(IMDB, load=toy_problem, epochs=8, num_seeds=2, floors=(0.5, 1.0), forecast=None)
     (question,) = fig_floors._task_questions(task, None)
     assert question.insecure_seeds is not None
     table = answer(

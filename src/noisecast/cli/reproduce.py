@@ -237,6 +237,8 @@ def _as_data(claim: Any) -> dict[str, Any]:
 
 def _write(module: Any, name: str, output: Path, table: Any, frame: Any, claims: list) -> list[Path]:
     """Pictures, the frame that is drawn, all rows, and the claims; each file whole or not at all."""
+    from matplotlib import rc_context
+
     from noisecast.reproduction.claims import claims_frame
 
     decided = claims_frame(claims)
@@ -245,7 +247,9 @@ def _write(module: Any, name: str, output: Path, table: Any, frame: Any, claims:
     for suffix, path in files.items():
         with written_whole(path) as temporary:
             picture.savefig(temporary, format=suffix, dpi=150)
-        picture.set_layout_engine(None)  # the first one has laid it out, which takes as long as to draw it
+        # The first one has laid it out, which takes as long as to draw it. None means what a user's own settings say.
+        with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+            picture.set_layout_engine(None)
     for path, rows in (
         (output / f"{name}.parquet", frame),
         (output / f"{name}-table.parquet", table),

@@ -1,10 +1,12 @@
 """Who computes tasks: this process, worker processes of this machine, or a Ray cluster. All give the same tables."""
 
 import logging
+import math
 import pickle
 import queue
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from noisecast.sweeps.tasks import Task
 from noisecast.worker_process import ONE_CORE, WorkerProcess, pickled
 
 MAX_DEATHS = 3  # of workers over one task, before it is taken to be its fault
+LONGEST_TO_COMPILE = 60.0  # seconds: for longer no task waits for another to compile what both need
 
 
 @dataclass(frozen=True)
@@ -135,17 +138,16 @@ def _done(task: Task, answer: dict[str, Any]) -> Done:
 
 
 class Waiting:
-    """Tasks that nobody computes yet. Two workers do not compile the same at the same time.
+    """Tasks that nobody computes yet, in their order, but that two workers do not compile the same kernels at once.
 
-    The first task of a kind compiles, where nothing was compiled on this machine before, and leaves it for the others:
-    until it is done they are given other kinds, as long as there are any.
+    Where nothing was compiled on this machine before, the first training of an optimizer compiles its kernels, and
+    leaves them on disk for the others. Until it is done, or has had the time, other tasks go first if there are any.
     """
 
     def __init__(self, tasks: Sequence[Task]):
-        self._kinds = [task.kind[:-1] for task in tasks]  # groups of all sizes share what is compiled
+        self._kernels = [_kernels_of(task) for task in tasks]
         self._left = list(range(len(tasks)))
-        self._first: set[tuple] = set()  # kinds of which the first task is in hand
-        self._known: set[tuple] = set()
+        self._begun: dict[tuple | None, float] = {}  # when the first task with these kernels was; -inf: it is done
         self._lock = threading.Lock()
 
     def next(self) -> int | None:
@@ -153,16 +155,23 @@ class Waiting:
         with self._lock:
             if not self._left:
                 return None
-            number = next((each for each in self._left if self._kinds[each] not in self._first), self._left[0])
+            now = time.monotonic()
+            held = {each for each, begun in self._begun.items() if now - begun < LONGEST_TO_COMPILE}
+            number = next((each for each in self._left if self._kernels[each] not in held), self._left[0])
             self._left.remove(number)
-            if self._kinds[number] not in self._known:
-                self._first.add(self._kinds[number])
+            if self._kernels[number] is not None:
+                self._begun.setdefault(self._kernels[number], now)
             return number
 
     def done(self, number: int) -> None:
         with self._lock:
-            self._first.discard(self._kinds[number])
-            self._known.add(self._kinds[number])
+            self._begun[self._kernels[number]] = -math.inf
+
+
+def _kernels_of(task: Task) -> tuple | None:
+    """What tasks that share their kernels have in common; None of deterministic runners, which have hardly any."""
+    first = task.scenarios[0]
+    return (task.runner.name, type(first.problem), first.optimizer.name) if task.repeats else None
 
 
 class _Attendant(threading.Thread):

@@ -24,7 +24,7 @@ Array = Any
 
 
 class GradientLaw(NamedTuple):
-    """The private gradient under Gaussian weights: g_j = F_j(x) + noise.
+    """The private gradient under Gaussian weights: g_j = F_j(x) + noise. Any shape that broadcasts does for (d,).
 
     Args:
       mean: E F; (d,) [loss/params].
@@ -135,7 +135,7 @@ def sign_response(law: GradientLaw) -> tuple[Array, Array]:
         return law.sign[0], law.sign[1]
     presence, law = law.presence, law.when_present()
     mean = np.asarray(law.mean, np.float64)
-    expected, gain = 0.0, 0.0
+    expected, gain = np.zeros_like(mean), np.zeros_like(mean)
     for factor, weight in zip(law.snr_factors, law.snr_weights, strict=True):
         if weight == 0:
             continue

@@ -187,7 +187,9 @@ class _Field(NamedTuple):
 
 
 class _Directions(NamedTuple):
-    """Of one step: E u in the original basis, (R, dim); gains and eta^2 Var u by row, as their mean; (R,) each."""
+    """Of one step: E u in the original basis, (R, dim); by row, as their mean, gains and what noise adds to variances,
+    eta^2 (Var u - k^2 Var F); (R,) each.
+    """
 
     expected: np.ndarray
     gain: np.ndarray
