@@ -199,7 +199,7 @@ class Store:
             return table_from([])
         parts = {name: _rows_of(self._shards / name, content) for name, (_, content) in self._read.items()}
         self._refuse_foreign(parts)
-        table = table_from(pa.concat_tables(parts.values()).to_pandas())
+        table = pa.concat_tables(parts.values()).to_pandas()
         table = table.sort_values(_ORDER, kind="stable", ignore_index=True)
         # A run may lie in two shards where two sweeps shared cells: it is one run, from one key.
         return table_from(table.drop_duplicates([*_RUN, "step", "metric"], ignore_index=True))
