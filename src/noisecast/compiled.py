@@ -13,7 +13,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 # What float rounding is allowed: contraction and signs of zero, never "no infinities": clipping tests for them.
 FAST: Any = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True, "cache": True}
-# Of a piece that compiled code alone calls: what Python would call it by takes longer to compile than itself.
+# Of a piece that compiled code alone calls: what Python would call it by takes longer to compile than itself. Two
+# things in it take seconds more: a counter that begins as 0 and is passed on (what takes it is compiled for the
+# literal, too; np.int64(0) has one type), and an array assigned to a slice (compiled code writes its error's text).
 INSIDE: Any = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 # Of a small piece that loops should vectorise over. LLVM puts it in its place; Numba's own `inline="always"` copies
 # statements before types are known, and takes long for those that hold many others.

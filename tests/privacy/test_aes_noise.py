@@ -123,7 +123,7 @@ def _normal_tile(first, count, lanes, scratch):
 def _block(number, lanes, scratch):
     return kernels.word_block(
         number, lanes.keys, lanes.lane, STEP, PURPOSE, scratch.block, scratch.column, scratch.counters, scratch.ramp,
-        scratch.cipher_start, scratch.cipher_words,
+        scratch.cipher,
     )  # fmt: skip
 
 

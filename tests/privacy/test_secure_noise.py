@@ -102,7 +102,7 @@ def test_numbers_are_gaussians_of_its_words():
 def _block(number, lanes, scratch):
     return word_block(
         number, lanes.keys, lanes.lane, 5, 7, scratch.block, scratch.column, scratch.counters, scratch.ramp,
-        scratch.cipher_start, scratch.cipher_words,
+        scratch.cipher,
     )  # fmt: skip
 
 
@@ -196,9 +196,9 @@ def test_the_fast_generator_is_not_touched(monkeypatch):
     scenario = question(DPSGD(learning_rate=1.0), num_features=200)
     run = RowSparseRun([scenario], repeats=[0], root=ROOT)
     block = run._blocks[0]
-    assert block._scratch.cipher_start.shape == (16, TILE_OF_FEW_LANES // 16)
+    assert block._scratch.cipher.start.shape == (16, TILE_OF_FEW_LANES // 16)
     words = key_words(noise_key(scenario, root=ROOT, repeat=0))
-    assert np.array_equal(block._scratch.cipher_start[4:12, 0], words)
+    assert np.array_equal(block._scratch.cipher.start[4:12, 0], words)
     block._lanes = block._lanes._replace(keys=np.zeros_like(block._lanes.keys))
     run.advance(30)
     plain = RowSparseRun([scenario], repeats=[0], root=ROOT)

@@ -106,7 +106,7 @@ bring(Ratings, _touch_pairs, _clipped_sum_of_pairs, _descend_pairs, _fetch_pairs
 
 
 @numba.njit(**FAST)
-def evaluate(weights, ratings, lanes, dim, scratch, gradient, losses, scores, clipped):
+def evaluate(weights, ratings, lanes, dim, gradient, losses, scores, clipped):
     """Sums over all ratings, by run: loss, e^2, gradients over the clip norm; the gradient (rows, lanes).
 
     losses, clipped: (runs,) float64, set to 0 by the caller; scores: (runs, 1); `gradient` float32, the same, or empty.

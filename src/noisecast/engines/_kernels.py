@@ -25,7 +25,7 @@ from numba.extending import overload
 
 from noisecast.compiled import FAST, INLINE, INSIDE, prefetch, wide_vectors
 from noisecast.engines._lane_vectors import add_product
-from noisecast.engines._noise_kernels import normal_tile, word_block, word_blocks_of_one, word_tile
+from noisecast.engines._noise_kernels import Cipher, ciphers, normal_tile, word_block, word_blocks_of_one, word_tile
 from noisecast.privacy.counter_noise import COIN, FLUSH_NOISE, MORE_BITS, STEP_NOISE, normal_cdf
 
 f32, u32 = np.float32, np.uint32
@@ -72,8 +72,7 @@ class Scratch(NamedTuple):
     ramp: np.ndarray  # (tile,) uint32, AES': 0, i, 0, 0
     numbered: np.ndarray  # (4 * tile,) uint32, AES': 0, a row's number, 0, 0
     every_row: np.ndarray  # (rows,) 0, 1, 2, ...
-    cipher_start: np.ndarray  # (16, tile / 16 * lanes) states of the cipher, or none: (16, 0) for the fast generator
-    cipher_words: np.ndarray  # (16, tile / 16 * lanes)
+    cipher: Cipher | None  # None: the fast generator
 
 
 # --- The seam: what a kind of model brings; all else is about noise and shared ----------------------------------------
@@ -152,7 +151,9 @@ def _fetch_rows(weights, rows, first, count):
 def of_rows(of_lanes, most):
     """What differs from lane to lane, flat, for as many rows as stay near: loops along a tile read it over and over."""
     rows = np.empty((max(1, min(most, NEAR // len(of_lanes))), len(of_lanes)), f32)
-    rows[:] = of_lanes
+    for row in rows:
+        for lane in range(len(of_lanes)):
+            row[lane] = of_lanes[lane]
     return rows.reshape(-1)
 
 
@@ -233,14 +234,13 @@ def _more_coins(weights, due, skipped, first, size, lanes, step, purpose, scratc
     """The coins of a tile's rows beyond the first 32, 128 of four words."""
     wide_vectors()
     words, column, counters, ramp = scratch.block, scratch.column, scratch.counters, scratch.ramp
-    cipher_start, cipher_words = scratch.cipher_start, scratch.cipher_words
-    keys, lane_of, learning_rate = lanes.keys, lanes.lane, lanes.learning_rate
+    keys, lane_of, learning_rate, cipher = lanes.keys, lanes.lane, lanes.learning_rate, scratch.cipher
     for number in range(first, first + size):
         row, left, block = due[number], skipped[number] - 32, 1
         while left > 0:
             found = word_block(
                 u32(number), keys, lane_of, step, u32(purpose + MORE_BITS * u32(block)),
-                words, column, counters, ramp, cipher_start, cipher_words,
+                words, column, counters, ramp, cipher,
             )  # fmt: skip
             for w in range(0, found, 4):
                 if left <= 0:
@@ -266,7 +266,7 @@ def _more_coins_of_one(column, due, skipped, first, long, lanes, step, purpose, 
         for i in range(long):
             a, b, c, d = blocks[4 * i], blocks[4 * i + 1], blocks[4 * i + 2], blocks[4 * i + 3]
             moves[i] = _balance(a, b, c, d, skipped[numbers[i]] - had)
-        had, block, still = had + 128, block + 1, 0
+        had, block, still = had + 128, block + 1, np.int64(0)
         for i in range(long):
             column[due[numbers[i]]] += lanes.learning_rate[0] * moves[i]
             places[still] = places[i]
@@ -281,7 +281,7 @@ def _fair_coins_of_one(weights, due, skipped, count, lanes, step, purpose, scrat
     column, words, moves = weights.reshape(-1), scratch.words.reshape(-1), scratch.normals.reshape(-1)
     tile = len(words)
     for first in range(0, count, tile):
-        size, long = min(tile, count - first), 0
+        size, long = min(tile, count - first), np.int64(0)
         _fetch_rows(weights, due, first, size)
         word_tile(first, size, lanes, step, purpose, scratch)
         for i in range(size):
@@ -321,13 +321,13 @@ def _catch_up_sign(weights, last, rows, count, lanes, step, has_had, purpose, sc
 
     has_had: how many steps the rows are then counted to have had: `step`, or one more that is about to be made.
     """
-    due, skipped, num_due = scratch.due, scratch.skipped, 0
+    due, skipped, num_due = scratch.due, scratch.skipped, np.int64(0)
     for number in range(count):  # most rows of a batch were in the last one, too
         row = rows[number]
         lacks = step - last[row]
         due[num_due], skipped[num_due], last[row] = row, lacks, has_had
         num_due += lacks > 0
-    if weights.shape[1] == 1 and not scratch.cipher_start.shape[1]:
+    if weights.shape[1] == 1 and not ciphers(scratch.cipher):
         _fair_coins_of_one(weights, due, skipped, num_due, lanes, u32(step), purpose, scratch)
     else:
         _fair_coins(weights, due, skipped, num_due, lanes, u32(step), purpose, scratch)

@@ -310,14 +310,14 @@ def _evaluate_multi_label(z, labels, scores):
 
 
 @numba.njit(**FAST)
-def evaluate(weights, examples, lanes, outputs, scratch, gradient, losses, scores, clipped):
+def evaluate(weights, examples, lanes, outputs, gradient, losses, scores, clipped):
     """Sums over all examples, by run: loss, scores, gradients over the clip norm; the gradient (rows, lanes).
 
     losses, clipped: (runs,) float64, set to 0 by the caller; scores: the likelihood's own, (runs, scores) float64, the
     same; `gradient` float32, the same, or empty to skip.
     """
     one = np.empty(1, np.int64)
-    z = scratch.coefficients[:1]
+    z = np.empty((1, weights.shape[1]), f32)
     bias = weights.shape[0] - 1
     for example in range(len(examples.labels)):
         one[0] = example
@@ -337,4 +337,4 @@ def evaluate(weights, examples, lanes, outputs, scratch, gradient, losses, score
             for lane in range(weights.shape[1]):
                 gradient[bias, lane] += z[0, lane]
             begin, end = examples.begin[example], examples.end[example]
-            add_to_rows(gradient, None, examples.indices, examples.values, begin, end, z, 0)
+            add_to_rows(gradient, None, examples.indices, examples.values, begin, end, z, np.int64(0))

@@ -5,8 +5,12 @@ A row's words depend on its number, its lane's key and number in the run, the st
 not on how many lanes lie beside it, nor on which way vectors lie.
 """
 
+from typing import Any, NamedTuple
+
 import numba
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from noisecast.compiled import INLINE, INSIDE, prefetch, wide_vectors
 from noisecast.privacy import secure_noise
@@ -29,6 +33,87 @@ def tile_of(lanes: int) -> int:
     return min(TILE, max(FEWEST_ROWS, MOST_NUMBERS // lanes // FEWEST_ROWS * FEWEST_ROWS))
 
 
+# --- Of a cipher ------------------------------------------------------------------------------------------------------
+
+
+class Cipher(NamedTuple):
+    """ChaCha20's working memory, (16, tile / 16 * lanes) uint32 each."""
+
+    start: np.ndarray  # states, of which kernels set the counter
+    words: np.ndarray
+
+
+# A group has a `Cipher` or None, and kernels are compiled for either: what they do not use would take long to compile.
+
+
+def ciphers(cipher: Any) -> bool:
+    """Whether noise is a cipher's; known when kernels are compiled."""
+    raise NotImplementedError("compiled code only")
+
+
+def _cipher_tile(words, first, count, step, purpose, cipher) -> bool:
+    """words[:count]: of the rows number first, first + 1, ..., if there is a cipher; whether there is."""
+    raise NotImplementedError("compiled code only")
+
+
+def _cipher_block(block, number, step, purpose, cipher) -> bool:
+    """block[:16]: each lane's block of that number, if there is a cipher; whether there is."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(ciphers, jit_options=INLINE)
+def _(cipher):
+    if isinstance(cipher, types.NoneType):
+        return lambda cipher: False
+    return lambda cipher: True
+
+
+@overload(_cipher_tile, jit_options=INLINE)
+def _(words, first, count, step, purpose, cipher):
+    if isinstance(cipher, types.NoneType):
+        return lambda words, first, count, step, purpose, cipher: False
+    return lambda words, first, count, step, purpose, cipher: _chacha_tile(words, first, count, step, purpose, cipher)
+
+
+@overload(_cipher_block, jit_options=INLINE)
+def _(block, number, step, purpose, cipher):
+    if isinstance(cipher, types.NoneType):
+        return lambda block, number, step, purpose, cipher: False
+    return lambda block, number, step, purpose, cipher: _chacha_block(block, number, step, purpose, cipher)
+
+
+@numba.njit(**INSIDE)
+def _chacha_tile(words, first, count, step, purpose, cipher):
+    """Row 16 b + w has word w of block b."""
+    size, width = -(-count // (2 * PAIRED)) * 2 * PAIRED, words.shape[1]
+    _encipher(first // secure_noise.WORDS, size // secure_noise.WORDS, step, purpose, cipher, width)
+    for row in range(size):
+        b, w = row // secure_noise.WORDS, row % secure_noise.WORDS
+        out, found = words[row], cipher.words[w, b * width : (b + 1) * width]
+        for lane in range(width):
+            out[lane] = found[lane]
+    return True
+
+
+@numba.njit(**INSIDE)
+def _chacha_block(block, number, step, purpose, cipher):
+    width = block.shape[1]
+    _encipher(np.int64(number), np.int64(1), step, purpose, cipher, width)
+    for w in range(secure_noise.WORDS):
+        for lane in range(width):
+            block[w, lane] = cipher.words[w, lane]
+    return True
+
+
+@numba.njit(**INSIDE)
+def _encipher(block, blocks, step, purpose, cipher, width):
+    """cipher.words[w, b * width + lane]: word w of each lane's block number block + b, b < blocks."""
+    for b in range(blocks):
+        for i in range(b * width, (b + 1) * width):
+            cipher.start[12, i], cipher.start[14, i], cipher.start[15, i] = u32(block + b), step, purpose
+    secure_noise.chacha20(cipher.start, cipher.words, blocks * width)
+
+
 # --- Words ------------------------------------------------------------------------------------------------------------
 
 
@@ -39,15 +124,14 @@ def word_tile(first, count, lanes, step, purpose, scratch):
 
     Rows up to the next multiple of 64 may be written, too, for `normal_tile`.
     """
-    if scratch.cipher_start.shape[1]:
-        _chacha_tile(first, count, step, purpose, scratch)
-    elif AES:
-        _aes_tile(
-            scratch.words, scratch.roomy, first, count, lanes.keys, lanes.lane,
-            scratch.counters, scratch.ramp, step, purpose,
-        )  # fmt: skip
-    else:
-        _threefry_tile(scratch.words, scratch.column, first, count, lanes.keys, lanes.lane, step, purpose)
+    if not _cipher_tile(scratch.words, first, count, step, purpose, scratch.cipher):
+        if AES:
+            _aes_tile(
+                scratch.words, scratch.roomy, first, count, lanes.keys, lanes.lane,
+                scratch.counters, scratch.ramp, step, purpose,
+            )  # fmt: skip
+        else:
+            _threefry_tile(scratch.words, scratch.column, first, count, lanes.keys, lanes.lane, step, purpose)
 
 
 @numba.njit(**INSIDE)
@@ -86,7 +170,7 @@ def _aes_blocks(words, blocks, keys, counters, lanes, number, step, purpose):
 @numba.njit(inline="always")
 def words_while_fetching(first, count, lanes, step, purpose, scratch, table):
     """`word_tile`, while those rows of a flat table come from memory, where AES draws along lanes."""
-    if AES and not scratch.cipher_start.shape[1] and len(lanes.lane) >= VECTOR:
+    if AES and not ciphers(scratch.cipher) and len(lanes.lane) >= VECTOR:
         _aes_tile_while_fetching(scratch.words, first, count, lanes.keys, scratch.counters, step, purpose, table)
     else:
         word_tile(first, count, lanes, step, purpose, scratch)
@@ -136,28 +220,6 @@ def _threefry_tile(words, column, first, count, keys, lane_of, step, purpose):
                     words[row + i, lane] = column[i]
 
 
-@numba.njit(**INSIDE)
-def _chacha_tile(first, count, step, purpose, scratch):
-    """Row 16 b + w has word w of block b."""
-    size = -(-count // (2 * PAIRED)) * 2 * PAIRED
-    width, blocks = scratch.words.shape[1], size // secure_noise.WORDS
-    _encipher(first // secure_noise.WORDS, blocks, step, purpose, scratch.cipher_start, scratch.cipher_words, width)
-    for row in range(size):
-        b, w = row // secure_noise.WORDS, row % secure_noise.WORDS
-        out, found = scratch.words[row], scratch.cipher_words[w, b * width : (b + 1) * width]
-        for lane in range(width):
-            out[lane] = found[lane]
-
-
-@numba.njit(**INSIDE)
-def _encipher(block, blocks, step, purpose, start, words, width):
-    """words[w, b * width + lane]: word w of each lane's block number block + b, b < blocks."""
-    for b in range(blocks):
-        for i in range(b * width, (b + 1) * width):
-            start[12, i], start[14, i], start[15, i] = u32(block + b), step, purpose
-    secure_noise.chacha20(start, words, blocks * width)
-
-
 # --- Normals ----------------------------------------------------------------------------------------------------------
 
 
@@ -184,11 +246,9 @@ def _pair(words, normals, count):
 
 
 @numba.njit(**INSIDE)
-def word_block(number, keys, lane_of, step, purpose, block, column, counters, ramp, cipher_start, cipher_words):
+def word_block(number, keys, lane_of, step, purpose, block, column, counters, ramp, cipher):
     """block[:words]: the block of each lane whose counter ends in (number, step, purpose); how many words."""
-    if cipher_start.shape[1]:
-        _encipher(number, 1, step, purpose, cipher_start, cipher_words, len(lane_of))
-        block[:] = cipher_words[:, : len(lane_of)]
+    if _cipher_block(block, number, step, purpose, cipher):
         return secure_noise.WORDS
     _fast_block(block, column, number, keys, lane_of, counters, ramp, step, purpose)
     return 4
@@ -205,9 +265,9 @@ def _fast_block(block, column, number, keys, lane_of, counters, ramp, step, purp
                 lane_of[lane], number, step, purpose, k0[lane], k1[lane], k2[lane], k3[lane]
             )
     elif lanes >= VECTOR:
-        _aes_blocks(block, 1, keys, counters, lanes, number, step, purpose)
+        _aes_blocks(block, np.int64(1), keys, counters, lanes, number, step, purpose)
     elif lanes > 1:
-        _aes_blocks_of_few(block.reshape(-1), 1, keys, counters, lanes, number, step, purpose)
+        _aes_blocks_of_few(block.reshape(-1), np.int64(1), keys, counters, lanes, number, step, purpose)
     else:
         words_of_key(column, ramp, 1, keys, 0, lane_of[0], number, step, purpose)
         block[0, 0], block[1, 0], block[2, 0], block[3, 0] = column[0], column[1], column[2], column[3]

@@ -10,7 +10,7 @@ import numpy as np
 
 from noisecast.compiled import aligned, aligned_zeros
 from noisecast.engines import _adam_kernels, _factor_kernels, _kernels, _linear_kernels
-from noisecast.engines._noise_kernels import ROOM, tile_of
+from noisecast.engines._noise_kernels import ROOM, Cipher, tile_of
 from noisecast.engines.dense import DRAWS_PER_CHUNK, check_horizon
 from noisecast.engines.keys import batch_key, noise_key
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
@@ -235,7 +235,7 @@ class _Block:
     def _sums(self, weights: np.ndarray, examples, gradient: np.ndarray) -> list[np.ndarray]:
         runs = self._num_runs
         sums = [np.zeros(runs), np.zeros((runs, self._form.num_scores)), np.zeros(runs)]
-        self._form.evaluate(weights, examples, self._lanes, self._form.columns, self._scratch, gradient, *sums)
+        self._form.evaluate(weights, examples, self._lanes, self._form.columns, gradient, *sums)
         return sums
 
 
@@ -387,7 +387,7 @@ def _cipher_states(
 def _scratch(rows: int, lane: np.ndarray, width: int, cipher: np.ndarray | None = None) -> _kernels.Scratch:
     lanes = len(lane)
     tile = tile_of(lanes)
-    states = np.zeros((16, 0), np.uint32) if cipher is None else aligned(np.tile(cipher, tile // WORDS))
+    states = None if cipher is None else aligned(np.tile(cipher, tile // WORDS))
     roomy, (own, block) = aligned_zeros(tile * lanes + ROOM, np.uint32), in_vectors(lanes)
     counters = np.outer(lane[own], FIRST_OF_FOUR) + np.outer(block, SECOND_OF_FOUR)
     return _kernels.Scratch(
@@ -408,8 +408,7 @@ def _scratch(rows: int, lane: np.ndarray, width: int, cipher: np.ndarray | None 
         ramp=aligned(np.outer(np.arange(tile // 4, dtype=np.uint32), SECOND_OF_FOUR).ravel()),
         numbered=aligned_zeros(4 * tile, np.uint32),
         every_row=np.arange(rows, dtype=np.uint32),
-        cipher_start=states,
-        cipher_words=aligned_zeros(states.shape, np.uint32),
+        cipher=None if states is None else Cipher(states, aligned_zeros(states.shape, np.uint32)),
     )
 
 

@@ -117,8 +117,9 @@ def low_dimension_clipping_expectations(
 ) -> ClippingExpectations:
     """`clipping_expectations` without taking the noise's norm for its typical value: needed below about 100 parameters.
 
-    With g = (G + s z, s rho), z ~ N(0, 1) along the gradient, rho ~ chi_(d-1) across it, s = sigma sqrt(nu/S), R = |g|:
-    h = E[min(1, C/R) (G + s z)]/G, m2 = E[min(R, C)^2], by quadrature over z, rho and S (own derivation).
+    With g = (G + t u, t sqrt(1 - u^2)), t the length of the noise, t^2/(sigma^2 nu) = chi^2_d / chi^2_nu, u the cosine
+    of its angle to the gradient, R = |g|: h = E[min(1, C/R) (G + t u)]/G, m2 = E[min(R, C)^2], by Gauss quadrature over
+    log t and the angle, in pieces that end where R = C (own derivation).
 
     Args and Returns: as `clipping_expectations`; gradient_norm > 0, (m,).
 
@@ -127,39 +128,103 @@ def low_dimension_clipping_expectations(
     >>> round(float(h[0]), 3)                                                      # P(|z| < C), one coordinate, G -> 0
     0.383
     """
-    # Each node on a tensor grid; weights are densities times spacing, normalised. Both signs of z, so that the part
-    # of the mean that is odd in z is summed where it nearly cancels.
-    num_z, num_rho = (4000, 1) if num_params == 1 else (400, 48)
-    z = (np.arange(num_z) + 0.5) * (8.0 / num_z)
-    weight_z = np.exp(-0.5 * z**2)
-    rho, weight_rho = np.zeros(1), np.ones(1)
-    if num_params > 1:
-        typical = np.sqrt(num_params - 1.0)
-        edges = np.linspace(max(0.0, typical - 7.0), typical + 7.0, num_rho + 1)
-        weight_rho = np.diff(special.gammainc((num_params - 1) / 2, edges**2 / 2))  # of chi
-        rho = (edges[1:] + edges[:-1]) / 2
-    scales = np.array([example_noise_std])
-    if np.isfinite(degrees_of_freedom):
-        levels = (np.arange(64) + 0.5) / 64
-        chi2 = 2 * special.gammaincinv(degrees_of_freedom / 2, levels)
-        scales = example_noise_std * np.sqrt(degrees_of_freedom / chi2)
-    weight = (weight_z[:, None] * weight_rho) / (weight_z.sum() * weight_rho.sum()) / (2 * len(scales))
-    along, across = z[:, None], rho
-    results = []
-    for norm in np.atleast_1d(np.asarray(gradient_norm, dtype=float)):
-        shrink = second = clipped = 0.0
-        for s in scales:
-            ahead, behind = norm + s * along, norm - s * along
-            r_ahead, r_behind = np.hypot(ahead, s * across), np.hypot(behind, s * across)
-            w_ahead = np.minimum(1.0, l2_clip_norm / np.maximum(r_ahead, 1e-300))
-            w_behind = np.minimum(1.0, l2_clip_norm / np.maximum(r_behind, 1e-300))
-            shrink += np.sum(weight * ((w_ahead + w_behind) + (s / norm) * along * (w_ahead - w_behind)))
-            second += np.sum(
-                weight * (np.minimum(r_ahead, l2_clip_norm) ** 2 + np.minimum(r_behind, l2_clip_norm) ** 2)
-            )
-            clipped += np.sum(weight * ((r_ahead > l2_clip_norm) * 1.0 + (r_behind > l2_clip_norm)))
-        results.append((shrink, second, clipped))
-    return ClippingExpectations(*np.array(results).T)
+    g = np.atleast_1d(np.asarray(gradient_norm, dtype=float))[:, None]
+    if math.isinf(l2_clip_norm) or example_noise_std == 0:
+        law: dict[str, Any] = {"num_params": num_params, "example_noise_std": example_noise_std}
+        return clipping_expectations(g[:, 0], degrees_of_freedom=degrees_of_freedom, l2_clip_norm=l2_clip_norm, **law)
+    length = _NoiseLength(num_params, example_noise_std, degrees_of_freedom)
+    t, weight, beyond = length.quadrature(g, l2_clip_norm)
+    u, share = _directions(g, t, num_params, l2_clip_norm)
+    along = g[:, :, None] + t[:, :, None] * u
+    radius = np.sqrt(along**2 + t[:, :, None] ** 2 * (1 - u**2))
+    factor = l2_clip_norm / np.maximum(radius, l2_clip_norm)
+
+    def mean(of_noise: np.ndarray) -> np.ndarray:
+        return np.sum(weight * np.sum(share * of_noise, axis=-1), axis=-1)
+
+    clipped = mean((radius > l2_clip_norm) * 1.0)
+    second = mean(np.minimum(radius, l2_clip_norm) ** 2) + beyond * l2_clip_norm**2
+    return ClippingExpectations(mean(factor * along) / g[:, 0], second, clipped + beyond)
+
+
+@dataclass(frozen=True)
+class _NoiseLength:
+    """t = sigma |z| sqrt(nu/S) of `low_dimension_clipping_expectations`: t^2/(nu sigma^2) is chi^2_d over chi^2_nu."""
+
+    num_params: int
+    example_noise_std: float
+    degrees_of_freedom: float
+
+    PIECES, NODES = 32, 8  # of log t, and in each
+    SHORT, LONG = 1e-9, 1e-30  # shares of the noise that is as short as the shortest node; that is left out
+
+    def quadrature(self, g: np.ndarray, clip: float) -> tuple[np.ndarray, np.ndarray, float]:
+        """Nodes and weights, (m, T), in pieces that follow how clipping sets in; and P(t beyond the last node).
+
+        Beyond it every example is clipped, to a direction that the gradient no longer turns.
+        """
+        first, median, last = (self._quantile(*tails) for tails in ((self.SHORT, 1), (0.5, 0.5), (1, self.LONG)))
+        last = min(last, max(1e6 * median, 2 * (clip + g.max())))
+        grid = np.broadcast_to(np.linspace(math.log(first), math.log(last), self.PIECES + 1), (len(g), self.PIECES + 1))
+        u = math.sin(_widest_angle(self.num_params)) * np.array([-1.0, -0.35, 0.0, 0.35, 1.0])
+        root = np.sqrt(np.maximum(clip**2 - (1 - u**2) * g**2, 0.0))  # R = C at t = -u G +- root
+        turns = np.clip(np.hstack([g, root - u * g, -root - u * g]), first, last)
+        edges = np.sort(np.hstack([grid, np.log(turns)]), axis=1)
+        node, weight = np.polynomial.legendre.leggauss(self.NODES)
+        half = np.diff(edges, axis=1)[:, :, None] / 2
+        log_t = ((edges[:, 1:, None] + edges[:, :-1, None]) / 2 + half * node).reshape(len(g), -1)
+        weight = (half * weight).reshape(len(g), -1) * np.exp(self._log_density(log_t))
+        t = np.hstack([np.full_like(g, first), np.exp(log_t)])
+        # Of thin tails what is left out is nothing: where no example is clipped, that is seen.
+        beyond = 0.0 if last == self._quantile(1, self.LONG) else self._above(last)
+        return t, np.hstack([np.full_like(g, self.SHORT), weight]), beyond
+
+    def _quantile(self, below: float, above: float) -> float:
+        """By the smaller of both tails."""
+        d, nu = self.num_params / 2, self.degrees_of_freedom / 2
+        if math.isinf(nu):
+            x = special.gammaincinv(d, below) if below <= above else special.gammainccinv(d, above)
+            return self.example_noise_std * math.sqrt(2 * x)
+        if below <= above:
+            share = special.betaincinv(d, nu, below)
+            return self.example_noise_std * math.sqrt(2 * nu * share / (1 - share))
+        rest = special.betaincinv(nu, d, above)
+        return self.example_noise_std * math.sqrt(2 * nu * (1 - rest) / rest)
+
+    def _above(self, t: float) -> float:
+        d, nu, x = self.num_params / 2, self.degrees_of_freedom / 2, (t / self.example_noise_std) ** 2 / 2
+        return float(special.gammaincc(d, x) if math.isinf(nu) else special.betainc(nu, d, 1 / (1 + x / nu)))
+
+    def _log_density(self, log_t: np.ndarray) -> np.ndarray:
+        """Of log t."""
+        d, nu = self.num_params / 2, self.degrees_of_freedom / 2
+        log_x = 2 * (log_t - math.log(self.example_noise_std)) - math.log(2)  # x = t^2 / (2 sigma^2)
+        if math.isinf(nu):
+            return math.log(2) + d * log_x - np.exp(log_x) - special.gammaln(d)
+        log_ratio = log_x - math.log(nu)
+        tail = (d + nu) * np.logaddexp(0.0, log_ratio)
+        return math.log(2) + d * log_ratio - tail - special.betaln(d, nu)
+
+
+def _widest_angle(num_params: int) -> float:
+    """From the right angle to the gradient, where the angle has density cos^(d - 2): 8.5 standard deviations."""
+    return min(math.pi / 2, 8.5 / math.sqrt(max(num_params - 2, 1)))
+
+
+def _directions(g: np.ndarray, t: np.ndarray, num_params: int, clip: float) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines of the noise's angle to the gradient and their shares, (m, T, N), on either side of where R = C."""
+    if num_params == 1:
+        return np.array([1.0, -1.0]), np.array([0.5, 0.5])
+    widest = _widest_angle(num_params)
+    with np.errstate(over="ignore"):
+        edge = np.clip(((clip - g) * (clip + g) - t**2) / (2 * g * t), -1.0, 1.0)
+    turn = np.clip(np.arcsin(edge), -widest, widest)[:, :, None]
+    node, weight = np.polynomial.legendre.leggauss(32)
+    before, behind = (turn + widest) / 2, (widest - turn) / 2
+    angle = np.concatenate([-widest + before * (1 + node), turn + behind * (1 + node)], axis=-1)
+    share = np.concatenate([before * weight, behind * weight], axis=-1) * np.cos(angle) ** (num_params - 2)
+    half = num_params / 2
+    return np.sin(angle), share * math.exp(special.gammaln(half) - special.gammaln(half - 0.5)) / math.sqrt(math.pi)
 
 
 def zero_gradient_clipping_expectations(
