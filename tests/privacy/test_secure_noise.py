@@ -37,11 +37,28 @@ POISSON = Poisson.for_batch_size(20, 200)
 
 
 def block(key: bytes, counter: int, nonce: bytes) -> bytes:
-    state = secure_noise.first_states(np.frombuffer(key, "<u4")[None])
-    state[12], state[13:, 0] = counter, np.frombuffer(nonce, "<u4")
-    words = np.zeros_like(state)
-    secure_noise.chacha20(state, words, 1)
+    states = secure_noise.first_states(np.tile(np.frombuffer(key, "<u4"), (secure_noise.BESIDE, 1)))
+    states[12], states[13:] = counter, np.frombuffer(nonce, "<u4")[:, None]
+    words = np.zeros_like(states)
+    secure_noise.chacha20(states, words, 1)
     return words[:, 0].astype("<u4").tobytes()
+
+
+@pytest.mark.parametrize("columns, count", [(16, 1), (16, 16), (17, 17), (31, 20), (40, 40), (64, 50)])
+def test_blocks_side_by_side_are_those_of_each(columns, count):
+    """Whatever is left of sixteen; and nothing beyond the arrays is written."""
+    rng = np.random.default_rng(SEED)
+    states = rng.integers(0, 2**32, (16, columns), dtype=np.uint32)
+    memory = np.zeros(16 * columns + 64, np.uint32)
+    words = memory[32:-32].reshape(16, columns)
+    secure_noise.chacha20(states, words, count)
+    for i in range(count):
+        alone = np.zeros((16, 16), np.uint32)
+        secure_noise.chacha20(np.tile(states[:, i : i + 1], 16), alone, 1)
+        assert np.array_equal(words[:, i], alone[:, 0])
+    assert not memory[:32].any() and not memory[-32:].any()
+    with pytest.raises(ValueError, match="sixteen columns"):
+        secure_noise.chacha20(states[:, :15].copy(), words[:, :15].copy(), 1)
 
 
 @pytest.mark.parametrize(

@@ -2,69 +2,107 @@
 
 ChaCha20 (Bernstein, 2008; RFC 8439) is a stream cipher: with a secret key of 256 bits, nobody is known to tell its
 words from coin tosses in any feasible time, so seeing parts of the noise says nothing about the rest of it. A block of
-sixteen words is a pure function of (key, counter), as Threefry's four are. It takes about twice the time a word.
+sixteen words is a pure function of (key, counter), as Threefry's four are. `docs/engines.md` has what that costs.
 
 What it does not mend: float32 Box-Muller still ends at 6.8 standard deviations, and the low bits of a float sum can
 still leak (Mironov, CCS 2012). Keys come from `noise.key_for`. Needs Numba, so only engines import it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from noisecast.compiled import FAST, INLINE, wide_vectors
+from noisecast.compiled import FAST, wide_vectors
 from noisecast.privacy.counter_noise import normal_pair
 from noisecast.privacy.noise import key_words
 
 u32 = np.uint32
 
 WORDS = 16  # a block's
-COLUMNS = 64  # blocks that are computed side by side
-
-
-@numba.njit(**INLINE)
-def _turned(word, bits):
-    return u32(u32(word << u32(bits)) | u32(word >> u32(32 - bits)))
-
-
-@numba.njit(**INLINE)
-def _quarter_round(a, b, c, d):
-    a = u32(a + b)
-    d = _turned(u32(d ^ a), 16)
-    c = u32(c + d)
-    b = _turned(u32(b ^ c), 12)
-    a = u32(a + b)
-    d = _turned(u32(d ^ a), 8)
-    c = u32(c + d)
-    b = _turned(u32(b ^ c), 7)
-    return a, b, c, d
+BESIDE = 16  # blocks that are computed side by side
+COLUMNS = 64  # blocks that are computed at once for whole arrays of normals
 
 
 @numba.njit(**FAST)
 def chacha20(start, words, count):
-    """words[:, i] = the block of the state start[:, i], i < count; (16, n) uint32 each.
+    """words[:, i] = the block of the state start[:, i], i < count; (16, n) uint32 each, contiguous, n >= 16.
 
-    Rounds outside and blocks inside: sixteen rows of n words stay in the cache, and the loop vectorises.
+    Columns beyond `count` may be written, too: sixteen blocks are computed side by side.
     """
     wide_vectors()
-    for row in range(WORDS):
-        for i in range(count):
-            words[row, i] = start[row, i]
-    for _ in range(10):
-        for i in range(count):
-            x0, x4, x8, x12 = _quarter_round(words[0, i], words[4, i], words[8, i], words[12, i])
-            x1, x5, x9, x13 = _quarter_round(words[1, i], words[5, i], words[9, i], words[13, i])
-            x2, x6, x10, x14 = _quarter_round(words[2, i], words[6, i], words[10, i], words[14, i])
-            x3, x7, x11, x15 = _quarter_round(words[3, i], words[7, i], words[11, i], words[15, i])
-            words[0, i], words[5, i], words[10, i], words[15, i] = _quarter_round(x0, x5, x10, x15)
-            words[1, i], words[6, i], words[11, i], words[12, i] = _quarter_round(x1, x6, x11, x12)
-            words[2, i], words[7, i], words[8, i], words[13, i] = _quarter_round(x2, x7, x8, x13)
-            words[3, i], words[4, i], words[9, i], words[14, i] = _quarter_round(x3, x4, x9, x14)
-    for row in range(WORDS):
-        for i in range(count):
-            words[row, i] = u32(words[row, i] + start[row, i])
+    most = start.shape[1] - BESIDE
+    if most < 0 or words.shape[1] != start.shape[1]:
+        raise ValueError("Expected states and words of the same sixteen columns or more.")
+    for first in range(0, count, BESIDE):
+        _blocks(start, words, min(first, most))
+
+
+# --- The cipher, in LLVM's language: loops over sixteen rows compile slowly, and their state stays in memory ---------
+
+_WORD, _INDEX = ir.IntType(32), ir.IntType(64)
+_WORDS = ir.VectorType(_WORD, BESIDE)
+_QUARTERS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))  # columns, then diagonals
+_QUARTERS += ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
+_DOUBLE_ROUNDS = 10
+
+
+def _sixteen_blocks(typing_context, start, words, at):
+    """_blocks(start, words, at): words[:, at : at + 16]; both contiguous."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        tables = [context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 1)]
+        assert all(kind.layout == "C" for kind in signature.args[:2])
+        _, width = cgutils.unpack_tuple(builder, tables[0].shape)
+
+        def place(table: Any, row: int) -> Any:
+            number = builder.add(arguments[2], builder.mul(width, ir.Constant(_INDEX, row)))
+            return builder.bitcast(builder.gep(table.data, [number]), _WORDS.as_pointer())
+
+        first = [builder.load(place(tables[0], row), align=4) for row in range(WORDS)]
+        state = [cgutils.alloca_once_value(builder, vector) for vector in first]  # which LLVM keeps in registers
+        with cgutils.for_range(builder, ir.Constant(_INDEX, _DOUBLE_ROUNDS)):
+            found = [builder.load(each) for each in state]
+            for quarter in _QUARTERS:
+                turned = _quarter_round(builder, *(found[row] for row in quarter))
+                for row, vector in zip(quarter, turned, strict=True):
+                    found[row] = vector
+            for each, vector in zip(state, found, strict=True):
+                builder.store(vector, each)
+        for row, (each, vector) in enumerate(zip(state, first, strict=True)):
+            builder.store(builder.add(builder.load(each), vector), place(tables[1], row), align=4)
+        return context.get_dummy_value()
+
+    return types.void(start, words, types.intp), generate
+
+
+def _quarter_round(builder: Any, a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any]:
+    a = builder.add(a, b)
+    d = _turned(builder, builder.xor(d, a), 16)
+    c = builder.add(c, d)
+    b = _turned(builder, builder.xor(b, c), 12)
+    a = builder.add(a, b)
+    d = _turned(builder, builder.xor(d, a), 8)
+    c = builder.add(c, d)
+    b = _turned(builder, builder.xor(b, c), 7)
+    return a, b, c, d
+
+
+def _turned(builder: Any, words: Any, bits: int) -> Any:
+    left, right = (ir.Constant(_WORDS, [count] * BESIDE) for count in (bits, 32 - bits))
+    return builder.or_(builder.shl(words, left), builder.lshr(words, right))
+
+
+_blocks: Any = intrinsic(_sixteen_blocks)
+
+
+# --- States and normals -----------------------------------------------------------------------------------------------
 
 
 def first_states(keys: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -6,6 +6,7 @@ and S ~ chi^2_nu its only randomness (own derivation; see `gaussian.py` for the 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -163,8 +164,9 @@ class _NoiseLength:
 
         Beyond it every example is clipped, to a direction that the gradient no longer turns.
         """
-        first, median, last = (self._quantile(*tails) for tails in ((self.SHORT, 1), (0.5, 0.5), (1, self.LONG)))
-        last = min(last, max(1e6 * median, 2 * (clip + g.max())))
+        first, median = self._where(self._below, self.SHORT), self._where(self._below, 0.5)
+        end = self._where(self._above, self.LONG)
+        last = min(end, max(1e6 * median, 2 * (clip + g.max())))
         grid = np.broadcast_to(np.linspace(math.log(first), math.log(last), self.PIECES + 1), (len(g), self.PIECES + 1))
         u = math.sin(_widest_angle(self.num_params)) * np.array([-1.0, -0.35, 0.0, 0.35, 1.0])
         root = np.sqrt(np.maximum(clip**2 - (1 - u**2) * g**2, 0.0))  # R = C at t = -u G +- root
@@ -176,24 +178,24 @@ class _NoiseLength:
         weight = (half * weight).reshape(len(g), -1) * np.exp(self._log_density(log_t))
         t = np.hstack([np.full_like(g, first), np.exp(log_t)])
         # Of thin tails what is left out is nothing: where no example is clipped, that is seen.
-        beyond = 0.0 if last == self._quantile(1, self.LONG) else self._above(last)
+        beyond = 0.0 if last == end else self._above(last)
         return t, np.hstack([np.full_like(g, self.SHORT), weight]), beyond
 
-    def _quantile(self, below: float, above: float) -> float:
-        """By the smaller of both tails."""
-        d, nu = self.num_params / 2, self.degrees_of_freedom / 2
-        if math.isinf(nu):
-            x = special.gammaincinv(d, below) if below <= above else special.gammainccinv(d, above)
-            return self.example_noise_std * math.sqrt(2 * x)
-        if below <= above:
-            share = special.betaincinv(d, nu, below)
-            return self.example_noise_std * math.sqrt(2 * nu * share / (1 - share))
-        rest = special.betaincinv(nu, d, above)
-        return self.example_noise_std * math.sqrt(2 * nu * (1 - rest) / rest)
+    def _where(self, tail: Callable[[float], float], share: float) -> float:
+        """t at which P(length < t), or P(length > t), is that share: by bisection, as SciPy's inverses may fail."""
+        low, high, rises = -320.0, 320.0, tail(1e140) > tail(1e-140)  # log t; a square stays a number
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if (tail(math.exp(middle)) < share) == rises else (low, middle)
+        return math.exp(low)
+
+    def _below(self, t: float) -> float:
+        d, nu, x = self.num_params / 2, self.degrees_of_freedom / 2, (t / self.example_noise_std) ** 2 / 2
+        return float(special.gammainc(d, x) if math.isinf(nu) else special.betainc(d, nu, x / (nu + x)))
 
     def _above(self, t: float) -> float:
         d, nu, x = self.num_params / 2, self.degrees_of_freedom / 2, (t / self.example_noise_std) ** 2 / 2
-        return float(special.gammaincc(d, x) if math.isinf(nu) else special.betainc(nu, d, 1 / (1 + x / nu)))
+        return float(special.gammaincc(d, x) if math.isinf(nu) else special.betainc(nu, d, nu / (nu + x)))
 
     def _log_density(self, log_t: np.ndarray) -> np.ndarray:
         """Of log t."""
