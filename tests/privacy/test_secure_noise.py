@@ -57,8 +57,9 @@ def test_blocks_side_by_side_are_those_of_each(columns, count):
         secure_noise.chacha20(np.tile(states[:, i : i + 1], 16), alone, 1)
         assert np.array_equal(words[:, i], alone[:, 0])
     assert not memory[:32].any() and not memory[-32:].any()
-    with pytest.raises(ValueError, match="sixteen columns"):
-        secure_noise.chacha20(states[:, :15].copy(), words[:, :15].copy(), 1)
+    for start, to in [(states[:, :15], words[:, :15]), (states, words[:8]), (states[:8], words[:8])]:
+        with pytest.raises(ValueError, match="sixteen columns"):
+            secure_noise.chacha20(start.copy(), to.copy(), 1)
 
 
 @pytest.mark.parametrize(

@@ -288,3 +288,21 @@ def test_expectations_in_one_dimension_are_integrals_over_a_line(nu, clip, gradi
     assert found.shrink_factor[0] == pytest.approx(mean / gradient_norm, rel=1e-6)
     assert found.second_moment[0] == pytest.approx(inside(lambda g: g**2) + clip**2 * (low + high), rel=1e-6)
     assert found.clip_fraction[0] == pytest.approx(low + high, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "num_params, scale, nu, clip, gradient_norm, h",
+    [
+        (100, 1.0, 0.1, 1e9, 1.0, 0.87252),  # so heavy that a seventh of all examples is a billion times as long
+        (10, 1.0, 0.2, 1e8, 1e-3, 0.97776),
+        (10, 1e6, math.inf, 1e12, 1e-8, 1.0),  # a gradient far below the noise: no digit is lost
+        (1, 1e6, 3.0, 1e12, 1e-8, 1.0),
+        (10, 1.0, 1e30, 3.0, 1.0, 0.84872),  # as Gaussian noise
+        (2, 1e-6, math.inf, 1e-12, 1e-200, 0.5 * math.sqrt(math.pi / 2) * 1e-6),  # C (1 - 1/d) E[1/t]
+    ],
+)
+def test_low_dimension_expectations_at_far_ends(num_params, scale, nu, clip, gradient_norm, h):
+    law = {"example_noise_std": scale, "degrees_of_freedom": nu, "l2_clip_norm": clip}
+    found = low_dimension_clipping_expectations(np.array([gradient_norm]), num_params=num_params, **law)
+    assert found.shrink_factor[0] == pytest.approx(h, rel=1e-5)
+    assert 0 <= found.clip_fraction[0] <= 1 and found.second_moment[0] <= clip**2

@@ -43,7 +43,7 @@ class Cipher(NamedTuple):
     words: np.ndarray
 
 
-# A group has a `Cipher` or None, and kernels are compiled for either: what they do not use would take long to compile.
+# A group has a `Cipher` or None, and kernels are compiled for either: few use a cipher, and it takes long to compile.
 
 
 def ciphers(cipher: Any) -> bool:

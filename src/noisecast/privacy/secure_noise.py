@@ -32,14 +32,15 @@ COLUMNS = 64  # blocks that are computed at once for whole arrays of normals
 
 @numba.njit(**FAST)
 def chacha20(start, words, count):
-    """words[:, i] = the block of the state start[:, i], i < count; (16, n) uint32 each, contiguous, n >= 16.
+    """words[:, i] = the block of the state start[:, i], i < count <= n; (16, n) uint32 each, contiguous, n >= 16.
 
-    Columns beyond `count` may be written, too: sixteen blocks are computed side by side.
+    Columns beyond `count` may be written, too: sixteen blocks are computed side by side, and so some twice. Not in
+    place, therefore.
     """
     wide_vectors()
     most = start.shape[1] - BESIDE
-    if most < 0 or words.shape[1] != start.shape[1]:
-        raise ValueError("Expected states and words of the same sixteen columns or more.")
+    if most < 0 or start.shape[0] != WORDS or words.shape != start.shape:
+        raise ValueError("Expected states and words of sixteen rows, and of the same sixteen columns or more.")
     for first in range(0, count, BESIDE):
         _blocks(start, words, min(first, most))
 
@@ -58,7 +59,7 @@ def _sixteen_blocks(typing_context, start, words, at):
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         tables = [context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 1)]
-        assert all(kind.layout == "C" for kind in signature.args[:2])
+        assert all(kind.layout == "C" and kind.dtype == types.uint32 for kind in signature.args[:2])
         _, width = cgutils.unpack_tuple(builder, tables[0].shape)
 
         def place(table: Any, row: int) -> Any:

@@ -129,23 +129,38 @@ def low_dimension_clipping_expectations(
     >>> round(float(h[0]), 3)                                                      # P(|z| < C), one coordinate, G -> 0
     0.383
     """
-    g = np.atleast_1d(np.asarray(gradient_norm, dtype=float))[:, None]
+    g = np.atleast_1d(np.asarray(gradient_norm, dtype=float))
     if math.isinf(l2_clip_norm) or example_noise_std == 0:
         law: dict[str, Any] = {"num_params": num_params, "example_noise_std": example_noise_std}
-        return clipping_expectations(g[:, 0], degrees_of_freedom=degrees_of_freedom, l2_clip_norm=l2_clip_norm, **law)
-    length = _NoiseLength(num_params, example_noise_std, degrees_of_freedom)
-    t, weight, beyond = length.quadrature(g, l2_clip_norm)
-    u, share = _directions(g, t, num_params, l2_clip_norm)
-    along = g[:, :, None] + t[:, :, None] * u
-    radius = np.sqrt(along**2 + t[:, :, None] ** 2 * (1 - u**2))
-    factor = l2_clip_norm / np.maximum(radius, l2_clip_norm)
+        return clipping_expectations(g, degrees_of_freedom=degrees_of_freedom, l2_clip_norm=l2_clip_norm, **law)
+    nu = math.inf if degrees_of_freedom > NO_TAIL else degrees_of_freedom
+    length = _NoiseLength(num_params, example_noise_std, nu)
+    some = [_integrated(g[i : i + AT_ONCE, None], length, l2_clip_norm) for i in range(0, len(g), AT_ONCE)]
+    return ClippingExpectations(*np.concatenate(some, axis=1))
+
+
+NO_TAIL = 1e12  # degrees of freedom beyond which Student's noise is Gaussian to float64
+AT_ONCE = 64  # gradient norms whose nodes are in memory together, some 100 MB
+
+
+def _integrated(g: np.ndarray, length: "_NoiseLength", clip: float) -> np.ndarray:
+    """h, m2 and the clip fraction of `low_dimension_clipping_expectations`, (3, m)."""
+    t, weight, beyond = length.quadrature(g, clip)
+    u, share = _directions(g, t, length.num_params, clip)
+    g, t = g[:, :, None], t[:, :, None]
+    radius = np.sqrt((g + t * u) ** 2 + t**2 * (1 - u**2))
+    is_clipped = radius > clip
+    factor = clip / np.maximum(radius, clip)
+    # E u = 0, so that the factor at G = 0 may be taken off it: what is left is of the order of G, and loses no digits.
+    turned = (factor - clip / np.maximum(t, clip)) / g
+    both = -clip * (g + 2 * t * u) / (np.maximum(radius, clip) * t * (t + radius))
+    turned = np.where(is_clipped & (t > clip), both, turned)
 
     def mean(of_noise: np.ndarray) -> np.ndarray:
         return np.sum(weight * np.sum(share * of_noise, axis=-1), axis=-1)
 
-    clipped = mean((radius > l2_clip_norm) * 1.0)
-    second = mean(np.minimum(radius, l2_clip_norm) ** 2) + beyond * l2_clip_norm**2
-    return ClippingExpectations(mean(factor * along) / g[:, 0], second, clipped + beyond)
+    second = mean(np.minimum(radius, clip) ** 2) + beyond * clip**2
+    return np.stack([mean(factor + turned * t * u), second, np.minimum(mean(is_clipped * 1.0) + beyond, 1.0)])
 
 
 @dataclass(frozen=True)
@@ -157,19 +172,20 @@ class _NoiseLength:
     degrees_of_freedom: float
 
     PIECES, NODES = 32, 8  # of log t, and in each
-    SHORT, LONG = 1e-9, 1e-30  # shares of the noise that is as short as the shortest node; that is left out
+    SHORT, LONG = 1e-12, 1e-30  # shares of the noise that is as short as the shortest node; that is left out
 
     def quadrature(self, g: np.ndarray, clip: float) -> tuple[np.ndarray, np.ndarray, float]:
         """Nodes and weights, (m, T), in pieces that follow how clipping sets in; and P(t beyond the last node).
 
-        Beyond it every example is clipped, to a direction that the gradient no longer turns.
+        Beyond it every example is clipped, to a direction that the gradient hardly turns.
         """
         first, median = self._where(self._below, self.SHORT), self._where(self._below, 0.5)
         end = self._where(self._above, self.LONG)
-        last = min(end, max(1e6 * median, 2 * (clip + g.max())))
+        last = min(end, max(1e6 * median, 2e3 * (clip + g.max())))
         grid = np.broadcast_to(np.linspace(math.log(first), math.log(last), self.PIECES + 1), (len(g), self.PIECES + 1))
         u = math.sin(_widest_angle(self.num_params)) * np.array([-1.0, -0.35, 0.0, 0.35, 1.0])
-        root = np.sqrt(np.maximum(clip**2 - (1 - u**2) * g**2, 0.0))  # R = C at t = -u G +- root
+        across = np.sqrt(1 - u**2) * g
+        root = np.sqrt(np.maximum((clip - across) * (clip + across), 0.0))  # R = C at t = -u G +- root
         turns = np.clip(np.hstack([g, root - u * g, -root - u * g]), first, last)
         edges = np.sort(np.hstack([grid, np.log(turns)]), axis=1)
         node, weight = np.polynomial.legendre.leggauss(self.NODES)
@@ -179,15 +195,17 @@ class _NoiseLength:
         t = np.hstack([np.full_like(g, first), np.exp(log_t)])
         # Of thin tails what is left out is nothing: where no example is clipped, that is seen.
         beyond = 0.0 if last == end else self._above(last)
-        return t, np.hstack([np.full_like(g, self.SHORT), weight]), beyond
+        weight = np.hstack([np.full_like(g, self.SHORT), weight])
+        return t, weight * ((1 - beyond) / weight.sum(axis=1, keepdims=True)), beyond
 
     def _where(self, tail: Callable[[float], float], share: float) -> float:
         """t at which P(length < t), or P(length > t), is that share: by bisection, as SciPy's inverses may fail."""
-        low, high, rises = -320.0, 320.0, tail(1e140) > tail(1e-140)  # log t; a square stays a number
+        low, high, unit = -320.0, 320.0, self.example_noise_std  # log(t / sigma); a square stays a number
+        rises = tail(unit * math.exp(high)) > tail(unit * math.exp(low))
         for _ in range(60):
             middle = (low + high) / 2
-            low, high = (middle, high) if (tail(math.exp(middle)) < share) == rises else (low, middle)
-        return math.exp(low)
+            low, high = (middle, high) if (tail(unit * math.exp(middle)) < share) == rises else (low, middle)
+        return unit * math.exp(low)
 
     def _below(self, t: float) -> float:
         d, nu, x = self.num_params / 2, self.degrees_of_freedom / 2, (t / self.example_noise_std) ** 2 / 2
@@ -225,8 +243,7 @@ def _directions(g: np.ndarray, t: np.ndarray, num_params: int, clip: float) -> t
     before, behind = (turn + widest) / 2, (widest - turn) / 2
     angle = np.concatenate([-widest + before * (1 + node), turn + behind * (1 + node)], axis=-1)
     share = np.concatenate([before * weight, behind * weight], axis=-1) * np.cos(angle) ** (num_params - 2)
-    half = num_params / 2
-    return np.sin(angle), share * math.exp(special.gammaln(half) - special.gammaln(half - 0.5)) / math.sqrt(math.pi)
+    return np.sin(angle), share / share.sum(axis=-1, keepdims=True)
 
 
 def zero_gradient_clipping_expectations(
