@@ -87,7 +87,8 @@ def _say_estimate(
         print_json({"runs": runs, "seconds": seconds})
         return
     mean = "" if trials is None else " in the mean"
-    to_reader().print(f"{runs:,g} runs{mean}, about {duration(seconds)} on this machine (from a short trial).")
+    found = f"{runs:,g} runs{mean}, about {duration(seconds)} on this machine"
+    to_reader().print(f"{found} (from a short trial; compiling, the first time, comes on top).")
 
 
 def _counts(table: pd.DataFrame) -> list[dict]:
