@@ -1,6 +1,5 @@
 """Clipping expectations against mpmath, closed forms, and Monte Carlo of real clipped gradients."""
 
-import itertools
 import math
 
 import mpmath as mp
@@ -8,12 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import integrate, special, stats
+from scipy import special
 
 from noisecast.theory import (
     clipping_expectations,
     gradient_noise_std,
-    low_dimension_clipping_expectations,
     phase_1_noise_std,
     phase_2_noise_std,
     privacy_noise_std,
@@ -224,85 +222,3 @@ def test_gaussian_noise_is_one_component_and_infinite_noise_is_refused():
 def test_refuses_a_clip_norm_out_of_range():
     with pytest.raises(ValueError, match="Expected l2_clip_norm > 0, got 0"):
         clipping_expectations(0.0, num_params=1, example_noise_std=1.0, degrees_of_freedom=1, l2_clip_norm=0.0)
-
-
-@pytest.mark.parametrize("num_params, nu", [(1, np.inf), (2, np.inf), (3, 1.0), (10, np.inf), (50, 3.0)])
-@pytest.mark.parametrize("gradient_norm", [0.01, 0.3, 2.0])
-def test_low_dimension_expectations_are_those_of_drawn_gradients(num_params, nu, gradient_norm):
-    """And taking the noise's length for its typical one is seen to be wrong in one dimension."""
-    rng, clip, scale, draws = np.random.default_rng(5), 0.3, 0.4, 400_000
-    noise = rng.normal(size=(draws, num_params))
-    if np.isfinite(nu):
-        noise *= np.sqrt(nu / rng.chisquare(nu, size=(draws, 1)))
-    gradients = scale * noise
-    gradients[:, 0] += gradient_norm
-    radii = np.linalg.norm(gradients, axis=1)
-    law = {
-        "num_params": num_params,
-        "example_noise_std": scale,
-        "degrees_of_freedom": nu,
-        "l2_clip_norm": clip,
-    }
-    exact = low_dimension_clipping_expectations(np.array([gradient_norm]), **law)
-    shares = np.minimum(1, clip / radii) * gradients[:, 0] / gradient_norm
-    error = shares.std() / np.sqrt(draws)
-    assert abs(shares.mean() - exact.shrink_factor[0]) < 5 * error
-    assert np.mean(np.minimum(radii, clip) ** 2) == pytest.approx(exact.second_moment[0], rel=0.004)
-    assert np.mean(radii > clip) == pytest.approx(exact.clip_fraction[0], abs=0.012)
-    if num_params == 1 and gradient_norm == 0.3:
-        assert abs(shares.mean() - clipping_expectations(gradient_norm, **law).shrink_factor) > 20 * error
-
-
-@pytest.mark.parametrize(
-    "num_params, clip, gradient_norm", [(2, 0.1, 1.0), (3, 2.0, 1.0), (10, 0.5, 4.0), (100, 9.0, 3.0)]
-)
-def test_low_dimension_expectations_are_those_of_a_noncentral_chi_square(num_params, clip, gradient_norm):
-    """R^2 of Gaussian noise is one: its tail is the clip fraction, its moments up to C^2 are m2's."""
-    law = {"num_params": num_params, "example_noise_std": 1.0, "degrees_of_freedom": np.inf, "l2_clip_norm": clip}
-    found = low_dimension_clipping_expectations(np.array([gradient_norm]), **law)
-    squared_radius = stats.ncx2(num_params, gradient_norm**2)
-    fraction = squared_radius.sf(clip**2)
-    below = integrate.quad(lambda x: x * squared_radius.pdf(x), 0, clip**2, epsabs=1e-13)[0]
-    assert found.clip_fraction[0] == pytest.approx(fraction, rel=1e-5)
-    assert found.second_moment[0] == pytest.approx(below + clip**2 * fraction, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    "nu, clip, gradient_norm", [(3.0, 20.0, 0.5), (1.0, 1.0, 2.0), (np.inf, 0.5, 1e-3), (2.1, 1e4, 5.0)]
-)
-def test_expectations_in_one_dimension_are_integrals_over_a_line(nu, clip, gradient_norm):
-    """Rare and large examples too: of Student's noise beyond the clip norm, one in ten thousand has a say in m2."""
-    noise = stats.norm() if math.isinf(nu) else stats.t(nu)
-    law = {"num_params": 1, "example_noise_std": 1.0, "degrees_of_freedom": nu, "l2_clip_norm": clip}
-    found = low_dimension_clipping_expectations(np.array([gradient_norm]), **law)
-    low, high = noise.cdf(-clip - gradient_norm), noise.sf(clip - gradient_norm)
-    ends = [-clip - gradient_norm, *(-gradient_norm + np.array([-1.0, 1.0]) * min(1.0, clip / 2)), clip - gradient_norm]
-
-    def inside(of_gradient):
-        return sum(
-            integrate.quad(lambda z: of_gradient(gradient_norm + z) * noise.pdf(z), a, b, epsabs=1e-14, limit=400)[0]
-            for a, b in itertools.pairwise(ends)
-        )
-
-    mean = inside(lambda g: g) + clip * (high - low)
-    assert found.shrink_factor[0] == pytest.approx(mean / gradient_norm, rel=1e-6)
-    assert found.second_moment[0] == pytest.approx(inside(lambda g: g**2) + clip**2 * (low + high), rel=1e-6)
-    assert found.clip_fraction[0] == pytest.approx(low + high, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    "num_params, scale, nu, clip, gradient_norm, h",
-    [
-        (100, 1.0, 0.1, 1e9, 1.0, 0.87252),  # so heavy that a seventh of all examples is a billion times as long
-        (10, 1.0, 0.2, 1e8, 1e-3, 0.97776),
-        (10, 1e6, math.inf, 1e12, 1e-8, 1.0),  # a gradient far below the noise: no digit is lost
-        (1, 1e6, 3.0, 1e12, 1e-8, 1.0),
-        (10, 1.0, 1e30, 3.0, 1.0, 0.84872),  # as Gaussian noise
-        (2, 1e-6, math.inf, 1e-12, 1e-200, 0.5 * math.sqrt(math.pi / 2) * 1e-6),  # C (1 - 1/d) E[1/t]
-    ],
-)
-def test_low_dimension_expectations_at_far_ends(num_params, scale, nu, clip, gradient_norm, h):
-    law = {"example_noise_std": scale, "degrees_of_freedom": nu, "l2_clip_norm": clip}
-    found = low_dimension_clipping_expectations(np.array([gradient_norm]), num_params=num_params, **law)
-    assert found.shrink_factor[0] == pytest.approx(h, rel=1e-5)
-    assert 0 <= found.clip_fraction[0] <= 1 and found.second_moment[0] <= clip**2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
 from noisecast.theory import sign_lattice_law, sign_moments_closure, sign_second_moment_linear
-from noisecast.theory.clipping import clipping_expectations, low_dimension_clipping_expectations
+from noisecast.theory.clipping import clipping_expectations
 from noisecast.theory.closures import SIGN_CLOSURE, GradientLaw, expected_norm, sign_response
 from noisecast.theory.dp_adam import few_gradients, lag_at, momentum_noise
 from noisecast.theory.frozen_steps import (
@@ -22,6 +22,7 @@ from noisecast.theory.frozen_steps import (
 )
 from noisecast.theory.logistic_moments import clipped_expectations, logistic_expectations
 from noisecast.theory.loss_spread import hermite_coefficients, linear_variance, mean_loss_std, std_of_mean
+from noisecast.theory.low_dimension import low_dimension_clipping_expectations
 from noisecast.theory.own_push import OwnPush, Pull
 from noisecast.theory.quadratic_moments import InjectedNoise, recursion_of
 

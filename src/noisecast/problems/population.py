@@ -11,12 +11,8 @@ import numpy as np
 from noisecast.privacy.jax_noise import derived_key, standard_normal
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.problems.clipping import clip_factor
-from noisecast.theory.clipping import (
-    ClippingExpectations,
-    clipping_expectations,
-    low_dimension_clipping_expectations,
-    sign_scale_mixture,
-)
+from noisecast.theory.clipping import ClippingExpectations, clipping_expectations, sign_scale_mixture
+from noisecast.theory.low_dimension import low_dimension_clipping_expectations
 from noisecast.theory.optimizer_theory import GradientMoments
 
 Array = jax.Array

@@ -17,7 +17,6 @@ from noisecast.theory.clipping import (
     ClippingExpectations,
     clipping_expectations,
     gradient_noise_std,
-    low_dimension_clipping_expectations,
     phase_1_noise_std,
     phase_2_noise_std,
     privacy_noise_std,
@@ -56,6 +55,7 @@ from noisecast.theory.linear_sde import (
     sign_stationary_second_moment,
     spectral_loss,
 )
+from noisecast.theory.low_dimension import low_dimension_clipping_expectations
 from noisecast.theory.optimal import (
     Thresholds,
     adaptive_learning_rate,

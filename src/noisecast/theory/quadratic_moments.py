@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from noisecast.theory.clipping import clipping_expectations, low_dimension_clipping_expectations
+from noisecast.theory.clipping import clipping_expectations
 from noisecast.theory.closures import Closure, GradientLaw, QuadraticRecursion
+from noisecast.theory.low_dimension import low_dimension_clipping_expectations
 
 Array = Any
 
