@@ -2,11 +2,18 @@
 line early, and use all of the processor's width. None of it changes a value.
 """
 
+import hashlib
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -20,6 +27,59 @@ INSIDE: Any = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 # Of a small piece that loops should vectorise over. LLVM puts it in its place; Numba's own `inline="always"` copies
 # statements before types are known, and takes long for those that hold many others.
 INLINE: Any = {option: INSIDE[option] for option in INSIDE if option != "cache"} | {"forceinline": True}
+
+# Files whose text is compiled, or is a constant of what is.
+_SOURCES = ("compiled.py", "engines/_*.py", "privacy/*_noise.py", "runners/moments/factorization.py")
+
+
+def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """numba.njit whose compiled code is kept until a file that kernels are made of changes.
+
+    Numba looks at the file of the kernel that is called, and would keep it after an update that changed only a piece
+    it calls from another file: a mended kernel that does not run. Where no folder can be written to, Numba refuses to
+    compile at all; here code is compiled anew by every process, and a warning says so.
+    """
+    plain: Any = numba.njit
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            kernel = plain(**options)(function)
+        except RuntimeError as error:
+            if "no locator available" not in str(error):
+                raise
+            _say_that_nothing_is_kept()
+            return plain(**options | {"cache": False})(function)
+        if options.get("cache") and isinstance(kernel, Dispatcher):
+            _keep_until_sources_change(kernel)
+        return kernel
+
+    return decorate
+
+
+@cache
+def _say_that_nothing_is_kept() -> None:
+    warnings.warn(
+        "no folder for compiled code can be written to, so every process compiles anew, for up to a minute; "
+        "set NUMBA_CACHE_DIR to a folder that can",
+        RuntimeWarning,
+        stacklevel=1,
+    )
+
+
+def _keep_until_sources_change(kernel: Any) -> None:
+    index = kernel._cache._cache_file  # private: Numba's public hook, its locators, would hold for all of a program
+    index._source_stamp = (index._source_stamp, _sources_hash())
+
+
+def source_files() -> list[Path]:
+    """Files whose change makes all compiled code stale."""
+    package = Path(__file__).parent
+    return sorted(path for pattern in _SOURCES for path in package.glob(pattern))
+
+
+@cache
+def _sources_hash() -> bytes:
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in source_files())).digest()
 
 
 def processor_features() -> set[str]:

@@ -4,10 +4,9 @@ summed up: every row moves at every step, and what a step costs is noise, two av
 
 import math
 
-import numba
 import numpy as np
 
-from noisecast.compiled import FAST, INLINE, INSIDE, prefetch, wide_vectors
+from noisecast.compiled import FAST, INLINE, INSIDE, njit, prefetch, wide_vectors
 from noisecast.engines._kernels import LINE, batch_of, clipped_sum, of_rows, touch
 from noisecast.engines._lane_vectors import add_product
 from noisecast.engines._noise_kernels import PAIRED, normal_tile, words_while_fetching
@@ -20,7 +19,7 @@ AT_ONCE = 48  # numbers whose normals are drawn while as many of each of four ki
 LEAST = f32(2.0**-126)  # of float32's normal numbers
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _adam_move(g, m, v, keep_1, keep_2, unbias_1, unbias_2, eps):
     m = keep_1 * m + (f32(1.0) - keep_1) * g
     v = keep_2 * v + (f32(1.0) - keep_2) * g * g
@@ -30,7 +29,7 @@ def _adam_move(g, m, v, keep_1, keep_2, unbias_1, unbias_2, eps):
     return m, v, (m * unbias_1) / (u * (f32(1.0) / f32(math.sqrt(u))) + eps)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _move_tile(w, m, v, begin, draws, count, mean_noise_std, learning_rate, keep_1, keep_2, unbias_1, unbias_2, eps):
     """w, m, v: all numbers, flat, of which `count` from `begin` on move by the draws; g = draw z C/B.
 
@@ -48,7 +47,7 @@ def _move_tile(w, m, v, begin, draws, count, mean_noise_std, learning_rate, keep
             w[first + i] -= learning_rate[i] * move
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _add_sums(draws, start, size, now, sums, stamp, slot, per_noise_std):
     """xi + G/(z C) of the rows `start` and on; sums: G by number of the row, or of every row if there is one lane."""
     wide_vectors()
@@ -62,7 +61,7 @@ def _add_sums(draws, start, size, now, sums, stamp, slot, per_noise_std):
             add_product(draws, number, f32(1.0), per_noise_std, sums, slot[start + number])
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _normals_while_fetching(words, normals, half, m, v, begin):
     """`normal_tile` of words that are drawn, while both averages of its numbers come from memory.
 
@@ -87,7 +86,7 @@ def _normals_while_fetching(words, normals, half, m, v, begin):
 
 
 # It takes apart what tiles need once: to count who holds an array, at every tile, costs as much as a tenth of it.
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1, b2, eps, step, scratch):
     """Every row, in tiles: noise, both moments and the step while they are in the cache; g = (xi + G/(z C)) z C/B.
 
@@ -114,7 +113,7 @@ def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1
         )  # fmt: skip
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def adam_steps(
     weights, first, second, examples, batches, sizes, lanes, columns, batch_size, b1, b2, eps, begin, scratch
 ):

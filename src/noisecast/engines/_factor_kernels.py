@@ -8,10 +8,9 @@ row i, of norm 2 w |e| sqrt(|W[u]|^2 + |W[i]|^2).
 import math
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
-from noisecast.compiled import FAST, INSIDE, prefetch
+from noisecast.compiled import FAST, INSIDE, njit, prefetch
 from noisecast.engines._kernels import ANY_ORDER, bring
 from noisecast.engines._lane_vectors import add_product
 
@@ -29,7 +28,7 @@ class Ratings(NamedTuple):
     norm_vanished: np.float32
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _touch_pairs(ratings, batch, step, scratch):
     """Number the distinct rows of a batch. Returns how many."""
     count = 0
@@ -41,7 +40,7 @@ def _touch_pairs(ratings, batch, step, scratch):
     return count
 
 
-@numba.njit(**ANY_ORDER)
+@njit(**ANY_ORDER)
 def _products(user, item):
     """<x_u, x_i> and |x_u|^2 + |x_i|^2; `squared_norm_bound` holds for every order of summation."""
     product, squares = f32(0.0), f32(0.0)
@@ -51,7 +50,7 @@ def _products(user, item):
     return product, squares
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _residual_and_length(user, item, label, ratings):
     """2 w e, and sqrt(|x_u|^2 + |x_i|^2), rounded up: their product is the gradient's norm."""
     product, squares = _products(user, item)
@@ -59,14 +58,14 @@ def _residual_and_length(user, item, label, ratings):
     return ratings.slope * (product - label), length
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _clip(residual, length, clip):
     """The residual times min(1, C / (|residual| length)), as a bound on it; 0 for a gradient that is not finite."""
     most = clip / length
     return max(-most, min(residual, most)) if abs(residual) + length < f32(3e38) else f32(0.0)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _clipped_sum_of_pairs(weights, ratings, batch, count, lanes, dim, scratch):
     """Each rating adds its coefficient times the other's row to its user's and to its item's sum."""
     gradient = scratch.gradient
@@ -86,7 +85,7 @@ def _clipped_sum_of_pairs(weights, ratings, batch, count, lanes, dim, scratch):
                 of_item[j] += coefficient * user[j]
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _descend_pairs(weights, ratings, batch, count, lanes, dim, scratch):
     """By way of the sum: moved at once, a row would be read again by the batch's next rating."""
     _clipped_sum_of_pairs(weights, ratings, batch, count, lanes, dim, scratch)
@@ -94,7 +93,7 @@ def _descend_pairs(weights, ratings, batch, count, lanes, dim, scratch):
         add_product(weights, scratch.touched[number], f32(-1.0), lanes.step_size, scratch.gradient, number)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _fetch_pairs(ratings, batch):
     for example in batch:
         prefetch(ratings.users, example)
@@ -105,7 +104,7 @@ def _fetch_pairs(ratings, batch):
 bring(Ratings, _touch_pairs, _clipped_sum_of_pairs, _descend_pairs, _fetch_pairs)
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def evaluate(weights, ratings, lanes, dim, gradient, losses, scores, clipped):
     """Sums over all ratings, by run: loss, e^2, gradients over the clip norm; the gradient (rows, lanes).
 

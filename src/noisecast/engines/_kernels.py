@@ -19,11 +19,10 @@ k + 1 for DP-SignSGD. `flush_*` gives every row what it still lacks. DP-Adam, wh
 import math
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numba.extending import overload
 
-from noisecast.compiled import FAST, INLINE, INSIDE, prefetch, wide_vectors
+from noisecast.compiled import FAST, INLINE, INSIDE, njit, prefetch, wide_vectors
 from noisecast.engines._lane_vectors import add_product
 from noisecast.engines._noise_kernels import Cipher, ciphers, normal_tile, word_block, word_blocks_of_one, word_tile
 from noisecast.privacy.counter_noise import COIN, FLUSH_NOISE, MORE_BITS, STEP_NOISE, normal_cdf
@@ -129,7 +128,7 @@ def bring(examples_type, touch_rows, clipped_sum_of, descend_along, fetch_batch)
             return lambda examples, batch: fetch_batch(examples, batch)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def batch_of(batches, sizes, k, examples):
     """Batch number k, while the next one is on its way from memory."""
     if k + 1 < len(sizes):
@@ -137,7 +136,7 @@ def batch_of(batches, sizes, k, examples):
     return batches[k, : sizes[k]]
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _fetch_rows(weights, rows, first, count):
     """Rows number first, first + 1, ..., while their noise is being drawn."""
     flat, lanes = weights.reshape(-1), weights.shape[1]
@@ -147,7 +146,7 @@ def _fetch_rows(weights, rows, first, count):
             prefetch(flat, at)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def of_rows(of_lanes, most):
     """What differs from lane to lane, flat, for as many rows as stay near: loops along a tile read it over and over."""
     rows = np.empty((max(1, min(most, NEAR // len(of_lanes))), len(of_lanes)), f32)
@@ -160,7 +159,7 @@ def of_rows(of_lanes, most):
 # --- DP-SGD -----------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _catch_up_sgd(weights, last, rows, count, lanes, step, purpose, scratch):
     """Noise of the n steps that a row lacks at once: N(0, n (eta z C / B)^2), the sum of n independent ones."""
     wide_vectors()
@@ -184,7 +183,7 @@ def _catch_up_sgd(weights, last, rows, count, lanes, step, purpose, scratch):
             add_product(weights, row, spread, lanes.step_noise, normals, number)
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def sgd_steps(weights, last, examples, batches, sizes, lanes, columns, begin, scratch):
     """DP-SGD. A touched row's own noise of this step is postponed too: it is the same Gaussian as the skipped ones."""
     for k in range(begin, begin + len(sizes)):
@@ -194,7 +193,7 @@ def sgd_steps(weights, last, examples, batches, sizes, lanes, columns, begin, sc
         descend(weights, examples, batch, count, lanes, columns, scratch)
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def flush_sgd(weights, last, lanes, step, scratch):
     """Give every row the noise of the steps it has not had, up to `step`."""
     _catch_up_sgd(weights, last, scratch.every_row, len(last), lanes, step, FLUSH_NOISE, scratch)
@@ -203,7 +202,7 @@ def flush_sgd(weights, last, lanes, step, scratch):
 # --- DP-SignSGD -------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _bits(word):
     """Number of ones in 32 bits."""
     word = u32(word - u32(u32(word >> u32(1)) & u32(0x55555555)))
@@ -212,7 +211,7 @@ def _bits(word):
     return u32(u32(word * u32(0x01010101)) >> u32(24))
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _first(word, count):
     """The lowest `count` bits of a word, all of them from 32 on, none below 1."""
     if count >= 32:
@@ -220,7 +219,7 @@ def _first(word, count):
     return u32(word & u32((1 << max(count, 0)) - 1))
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _balance(a, b, c, d, coins):
     """Heads less tails of the first `coins` of 128 coins; all of them beyond."""
     heads = _bits(_first(a, coins)) + _bits(_first(b, coins - 32))
@@ -229,7 +228,7 @@ def _balance(a, b, c, d, coins):
 
 
 # It takes apart what rows need: to count who holds two dozen arrays, at every row, costs three times what coins do.
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _more_coins(weights, due, skipped, first, size, lanes, step, purpose, scratch):
     """The coins of a tile's rows beyond the first 32, 128 of four words."""
     wide_vectors()
@@ -252,7 +251,7 @@ def _more_coins(weights, due, skipped, first, size, lanes, step, purpose, scratc
             block += 1
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _more_coins_of_one(column, due, skipped, first, long, lanes, step, purpose, scratch):
     """`_more_coins` of the rows of a tile with one lane whose numbers in it are scratch.words[:long], along rows."""
     wide_vectors()
@@ -274,7 +273,7 @@ def _more_coins_of_one(column, due, skipped, first, long, lanes, step, purpose, 
         long = still
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _fair_coins_of_one(weights, due, skipped, count, lanes, step, purpose, scratch):
     """`_fair_coins` of one lane, along rows."""
     wide_vectors()
@@ -294,7 +293,7 @@ def _fair_coins_of_one(weights, due, skipped, count, lanes, step, purpose, scrat
         _more_coins_of_one(column, due, skipped, first, long, lanes, step, purpose, scratch)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _fair_coins(weights, due, skipped, count, lanes, step, purpose, scratch):
     """n skipped steps are n fair coins of +- eta: eta (2 Binomial(n, 1/2) - n), one bit a coin."""
     wide_vectors()
@@ -315,7 +314,7 @@ def _fair_coins(weights, due, skipped, count, lanes, step, purpose, scratch):
             _more_coins(weights, due, skipped, first, size, lanes, step, purpose, scratch)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _catch_up_sign(weights, last, rows, count, lanes, step, has_had, purpose, scratch):
     """Give rows the coins of the steps that they lack.
 
@@ -333,20 +332,20 @@ def _catch_up_sign(weights, last, rows, count, lanes, step, has_had, purpose, sc
         _fair_coins(weights, due, skipped, num_due, lanes, u32(step), purpose, scratch)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _is_up(gradient, noise_std, word):
     """The coin in float64, for one that float32 cannot decide."""
     threshold = 0.5 * math.erfc(np.float64(gradient) / np.float64(noise_std) / math.sqrt(2.0))
     return (np.float64(word) + 0.5) * 2.0**-32 < threshold
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _coin(gradient, per_noise_std, word):
     """u - Phi(-G / (z C)) of the word's uniform number u: below 0 where G + z C xi is, and the coordinate goes up."""
     return (f32(word) + f32(0.5)) * f32(2.0**-32) - normal_cdf(-gradient * per_noise_std)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _sign_moves_of_one(weights, rows, gradient, lanes, scratch):
     """`_sign_moves` of a tile with one lane, along rows."""
     column, sums = weights.reshape(-1), gradient.reshape(-1)
@@ -363,7 +362,7 @@ def _sign_moves_of_one(weights, rows, gradient, lanes, scratch):
         column[rows[number]] += learning_rate if above[number] < f32(0.0) else -learning_rate
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _distances(words, sums, per_noise_std, above):
     """above: `_coin` of a tile's numbers, along all of it, as rows may end within a vector. Returns how many are ties.
 
@@ -381,7 +380,7 @@ def _distances(words, sums, per_noise_std, above):
     return ties
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _sign_moves_of_many(weights, rows, gradient, lanes, per_noise_std, scratch):
     """`_sign_moves` of a tile with several lanes."""
     wide_vectors()
@@ -399,7 +398,7 @@ def _sign_moves_of_many(weights, rows, gradient, lanes, per_noise_std, scratch):
         add_product(weights, rows[number], f32(1.0), lanes.learning_rate, above, number)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _sign_moves(weights, rows, count, lanes, per_noise_std, step, scratch):
     """-eta sign(G + z C xi): up with probability Phi(-G / (z C)), one word against that threshold."""
     tile = len(scratch.words)
@@ -413,7 +412,7 @@ def _sign_moves(weights, rows, count, lanes, per_noise_std, step, scratch):
             _sign_moves_of_many(weights, due, gradient, lanes, per_noise_std, scratch)
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def sign_steps(weights, last, examples, batches, sizes, lanes, columns, begin, scratch):
     """DP-SignSGD: skipped steps are fair coins, a touched row's step is one biased coin. noise_std must be > 0."""
     per_noise_std = of_rows(lanes.per_noise_std, len(scratch.words))
@@ -425,7 +424,7 @@ def sign_steps(weights, last, examples, batches, sizes, lanes, columns, begin, s
         _sign_moves(weights, scratch.touched, count, lanes, per_noise_std, k, scratch)
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def flush_sign(weights, last, lanes, step, scratch):
     """Give every row the coins of the steps it has not had, up to `step`."""
     _catch_up_sign(weights, last, scratch.every_row, len(last), lanes, step, step, FLUSH_NOISE, scratch)

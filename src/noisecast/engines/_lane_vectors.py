@@ -7,13 +7,12 @@ From two lanes on each is added up in the order that is written here, however ma
 from collections.abc import Callable
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from noisecast.compiled import INSIDE, processor_features, wide_vectors
+from noisecast.compiled import INSIDE, njit, processor_features, wide_vectors
 
 MASKED: bool = "+avx512f" in processor_features()  # loads of part of a vector cost no more than whole ones
 
@@ -26,7 +25,7 @@ _ANYHOW = ("contract", "nsz")  # as `FAST`
 # --- What kernels call ------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def add_rows(out, number, table, indices, values, begin, end):
     """out[number] += sum of values[e] * table[indices[e]] over begin <= e < end.
 
@@ -54,7 +53,7 @@ def add_rows(out, number, table, indices, values, begin, end):
         entry += 1
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def add_to_rows(table, at, indices, values, begin, end, moves, number):
     """table[at[indices[e]]] += values[e] * moves[number] over begin <= e < end.
 
@@ -66,7 +65,7 @@ def add_to_rows(table, at, indices, values, begin, end, moves, number):
     _add_to_rows(table, at, indices, values, begin, end, moves, number)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def add_product(table, row, scale, factors, moves, number):
     """table[row] += (scale * factors) * moves[number]; factors: (lanes,) float32."""
     wide_vectors()

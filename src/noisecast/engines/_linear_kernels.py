@@ -8,10 +8,9 @@ formed: logits, residuals, their clip factors, and the sum of what is left.
 import math
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
-from noisecast.compiled import FAST, INSIDE, prefetch, wide_vectors
+from noisecast.compiled import FAST, INSIDE, njit, prefetch, wide_vectors
 from noisecast.engines._kernels import ANY_ORDER, LINE, bring
 from noisecast.engines._lane_vectors import add_rows, add_to_rows
 from noisecast.privacy.counter_noise import exponential
@@ -36,7 +35,7 @@ class Examples(NamedTuple):
     likelihood: int
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _touch_features(examples, batch, step, scratch):
     """Number the distinct rows of a batch; the bias is row number 0. Returns how many."""
     stamp, slot, touched = scratch.stamp, scratch.slot, scratch.touched
@@ -55,7 +54,7 @@ def _touch_features(examples, batch, step, scratch):
     return np.int64(count)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _fetch_features(examples, batch):
     """Rows of a data set are far apart in memory, and nothing else would ask for them in time."""
     for example in batch:
@@ -64,7 +63,7 @@ def _fetch_features(examples, batch):
             prefetch(examples.values, entry)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _dot(indices, values, begin, end, column):
     """Four sums at once: one would wait for each addition, and gathers along vectors are slower than loads."""
     a, b, c, d = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
@@ -81,7 +80,7 @@ def _dot(indices, values, begin, end, column):
     return (a + b) + (c + d)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _logits(weights, examples, batch, out):
     wide_vectors()
     lanes, bias = weights.shape[1], weights.shape[0] - 1
@@ -102,7 +101,7 @@ def _logits(weights, examples, batch, out):
         add_rows(out, b, weights, indices, values, begin, end)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _clip_logistic(examples, batch, lanes, out):
     """Logits to residuals sigma(z) - y, times their clip factors."""
     wide_vectors()
@@ -117,7 +116,7 @@ def _clip_logistic(examples, batch, lanes, out):
 
 # The order of the sum is free, so that it runs along vectors; in float64, so that hundreds of outputs round nothing off
 # the norm that they are clipped by.
-@numba.njit(**ANY_ORDER)
+@njit(**ANY_ORDER)
 def _squared_length(z):
     total = 0.0
     for m in range(len(z)):
@@ -125,7 +124,7 @@ def _squared_length(z):
     return total
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _clip_residuals(z, norm, clip):
     """z min(1, C / (|z| norm)): the residuals of one run, by the length of the very numbers that are added.
 
@@ -140,7 +139,7 @@ def _clip_residuals(z, norm, clip):
         z[m] *= factor
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _largest(z):
     """Four maxima at once: one would wait for each comparison."""
     a, b, c, d, m = z[0], z[0], z[0], z[0], 0
@@ -153,7 +152,7 @@ def _largest(z):
     return max(max(a, b), max(c, d))
 
 
-@numba.njit(**ANY_ORDER)
+@njit(**ANY_ORDER)
 def _sum(z):
     total = f32(0.0)
     for m in range(len(z)):
@@ -161,7 +160,7 @@ def _sum(z):
     return total
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _to_probabilities(z):
     """Softmax, in place. Returns the largest logit, and the sum of e^(z - largest)."""
     wide_vectors()
@@ -174,7 +173,7 @@ def _to_probabilities(z):
     return largest, total
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _clip_softmax(examples, batch, lanes, outputs, out):
     """Logits to residuals softmax(z) - onehot(y), times the clip factor of their run; `outputs` lanes a run."""
     for b in range(len(batch)):
@@ -186,7 +185,7 @@ def _clip_softmax(examples, batch, lanes, outputs, out):
             _clip_residuals(z, norm, lanes.clip[first])
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _to_residuals(z, labels):
     """Logits of independent outputs to residuals sigma(z) - y, y = 1 for the labels."""
     for m in range(len(z)):
@@ -196,7 +195,7 @@ def _to_residuals(z, labels):
             z[label] -= f32(1.0)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _clip_multi_label(examples, batch, lanes, outputs, out):
     """Logits to residuals, times one clip factor for all outputs of a run."""
     for b in range(len(batch)):
@@ -207,7 +206,7 @@ def _clip_multi_label(examples, batch, lanes, outputs, out):
             _clip_residuals(z, norm, lanes.clip[first])
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _add_outer(target, at, first, examples, batch, coefficients):
     """target[at[row]] += value * coefficients[b] over the entries of a batch, and target[first] for the bias.
 
@@ -230,7 +229,7 @@ def _add_outer(target, at, first, examples, batch, coefficients):
         add_to_rows(target, at, indices, values, begin, end, coefficients, b)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _residuals(weights, examples, batch, lanes, outputs, scratch):
     """Clipped residuals of the batch into scratch.coefficients."""
     _logits(weights, examples, batch, scratch.coefficients)
@@ -242,7 +241,7 @@ def _residuals(weights, examples, batch, lanes, outputs, scratch):
         _clip_multi_label(examples, batch, lanes, outputs, scratch.coefficients)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _clipped_sum_of_features(weights, examples, batch, count, lanes, outputs, scratch):
     _residuals(weights, examples, batch, lanes, outputs, scratch)
     scratch.gradient[:count] = f32(0.0)
@@ -250,7 +249,7 @@ def _clipped_sum_of_features(weights, examples, batch, count, lanes, outputs, sc
     _add_outer(scratch.gradient, scratch.slot, bias, examples, batch, scratch.coefficients)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _descend_features(weights, examples, batch, count, lanes, outputs, scratch):
     """Straight into the weights: the gradient is made of residuals and values, so nothing reads what it moves."""
     _residuals(weights, examples, batch, lanes, outputs, scratch)
@@ -267,7 +266,7 @@ bring(Examples, _touch_features, _clipped_sum_of_features, _descend_features, _f
 # --- Metrics ----------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _evaluate_logistic(z, label, scores):
     """Adds to the score, right or not; the logit to its residual. Returns the loss and residual^2."""
     margin = np.float64(z[0] if label == 1 else -z[0])
@@ -276,7 +275,7 @@ def _evaluate_logistic(z, label, scores):
     return max(-margin, 0.0) + math.log1p(math.exp(-abs(margin))), z[0] * z[0]
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _evaluate_softmax(z, label, scores):
     """Adds to the score, right or not; logits to residuals. Returns the loss and |residuals|^2."""
     logit, best = z[label], 0
@@ -289,7 +288,7 @@ def _evaluate_softmax(z, label, scores):
     return math.log(np.float64(total)) - np.float64(logit - largest), f32(_squared_length(z))
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _evaluate_multi_label(z, labels, scores):
     """Adds to the scores of `problems.linear.MULTI_LABEL`; logits to residuals. Returns the loss and |residuals|^2."""
     loss = 0.0
@@ -309,7 +308,7 @@ def _evaluate_multi_label(z, labels, scores):
     return loss, f32(_squared_length(z))
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def evaluate(weights, examples, lanes, outputs, gradient, losses, scores, clipped):
     """Sums over all examples, by run: loss, scores, gradients over the clip norm; the gradient (rows, lanes).
 

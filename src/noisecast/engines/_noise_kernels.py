@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from noisecast.compiled import INLINE, INSIDE, prefetch, wide_vectors
+from noisecast.compiled import INLINE, INSIDE, njit, prefetch, wide_vectors
 from noisecast.privacy import secure_noise
 from noisecast.privacy.aes_noise import AES, VECTOR, words_of_few, words_of_key, words_of_lanes
 from noisecast.privacy.counter_noise import normal_pair, threefry, threefry_twice
@@ -82,7 +82,7 @@ def _(block, number, step, purpose, cipher):
     return lambda block, number, step, purpose, cipher: _chacha_block(block, number, step, purpose, cipher)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _chacha_tile(words, first, count, step, purpose, cipher):
     """Row 16 b + w has word w of block b."""
     size, width = -(-count // (2 * PAIRED)) * 2 * PAIRED, words.shape[1]
@@ -95,7 +95,7 @@ def _chacha_tile(words, first, count, step, purpose, cipher):
     return True
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _chacha_block(block, number, step, purpose, cipher):
     width = block.shape[1]
     _encipher(np.int64(number), np.int64(1), step, purpose, cipher, width)
@@ -105,7 +105,7 @@ def _chacha_block(block, number, step, purpose, cipher):
     return True
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _encipher(block, blocks, step, purpose, cipher, width):
     """cipher.words[w, b * width + lane]: word w of each lane's block number block + b, b < blocks."""
     for b in range(blocks):
@@ -134,7 +134,7 @@ def word_tile(first, count, lanes, step, purpose, scratch):
             _threefry_tile(scratch.words, scratch.column, first, count, lanes.keys, lanes.lane, step, purpose)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _aes_tile(words, roomy, first, count, keys, lane_of, counters, ramp, step, purpose):
     """Row 4 b + w has word w of block b. A vector holds a block of each of 16 lanes, or some blocks of fewer lanes."""
     wide_vectors()
@@ -147,7 +147,7 @@ def _aes_tile(words, roomy, first, count, keys, lane_of, counters, ramp, step, p
         _aes_blocks(words, size // 4, keys, counters, lanes, u32(first // 4), step, purpose)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _aes_blocks_of_few(roomy, blocks, keys, counters, lanes, number, step, purpose):
     """roomy[: 4 blocks lanes]: the words of block number + b of each of 2 to 15 lanes, b < blocks."""
     wide_vectors()
@@ -155,7 +155,7 @@ def _aes_blocks_of_few(roomy, blocks, keys, counters, lanes, number, step, purpo
         words_of_few(roomy, 4 * b * lanes, counters, keys, lanes, u32(0), u32(number + u32(b)), step, purpose)
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _aes_blocks(words, blocks, keys, counters, lanes, number, step, purpose):
     """words[4 b : 4 b + 4]: the words of block number + b of each of at least 16 lanes, b < blocks.
 
@@ -176,7 +176,7 @@ def words_while_fetching(first, count, lanes, step, purpose, scratch, table):
         word_tile(first, count, lanes, step, purpose, scratch)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _aes_tile_while_fetching(words, first, count, keys, counters, step, purpose, table):
     """As `_aes_blocks`, four lines of the table for every sixteen blocks: as many numbers as there are words."""
     wide_vectors()
@@ -191,7 +191,7 @@ def _aes_tile_while_fetching(words, first, count, keys, counters, step, purpose,
             words_of_lanes(words, 4 * b, counters, keys, at, u32(0), u32(number + u32(b)), step, purpose)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _threefry_tile(words, column, first, count, keys, lane_of, step, purpose):
     """Row 64 t + 16 w + i has word w of block 16 t + i, so that blocks of counters fill vectors along rows, too."""
     wide_vectors()
@@ -230,7 +230,7 @@ def normal_tile(first, count, lanes, step, purpose, scratch):
     _pair(scratch.words, scratch.normals, count)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _pair(words, normals, count):
     """Rows i and i + PAIRED of a group are the two normals of their two words."""
     wide_vectors()
@@ -245,7 +245,7 @@ def _pair(words, normals, count):
 # --- More words of a few rows -----------------------------------------------------------------------------------------
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def word_block(number, keys, lane_of, step, purpose, block, column, counters, ramp, cipher):
     """block[:words]: the block of each lane whose counter ends in (number, step, purpose); how many words."""
     if _cipher_block(block, number, step, purpose, cipher):
@@ -254,7 +254,7 @@ def word_block(number, keys, lane_of, step, purpose, block, column, counters, ra
     return 4
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _fast_block(block, column, number, keys, lane_of, counters, ramp, step, purpose):
     wide_vectors()
     lanes = len(lane_of)
@@ -273,7 +273,7 @@ def _fast_block(block, column, number, keys, lane_of, counters, ramp, step, purp
         block[0, 0], block[1, 0], block[2, 0], block[3, 0] = column[0], column[1], column[2], column[3]
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def word_blocks_of_one(numbers, count, lanes, step, purpose, scratch):
     """scratch.blocks[4 i : 4 i + 4]: `word_block` of numbers[i], i < count, of the only lane; not from ChaCha20."""
     wide_vectors()

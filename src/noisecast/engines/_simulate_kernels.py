@@ -18,10 +18,9 @@ beside it nor on where a run was interrupted.
 import math
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
-from noisecast.compiled import FAST, INLINE, INSIDE, wide_vectors
+from noisecast.compiled import FAST, INLINE, INSIDE, njit, wide_vectors
 from noisecast.privacy.counter_noise import (
     STEP_NOISE,
     exponential,
@@ -87,7 +86,7 @@ class Scratch(NamedTuple):
 # --- Variates ---------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def normal_tile(out, first, count, example, step, key):
     """out[:count]: N(0, 1) of coordinates first, first + 1, ...; `first` is a multiple of 4, len(out) of 8."""
     wide_vectors()
@@ -112,7 +111,7 @@ def normal_tile(out, first, count, example, step, key):
             seven[lane], eight[lane] = normal_pair(g, h)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def privacy_tile(out, first, count, step, key):
     """`normal_tile` of privacy noise: the generator and the Gaussians of `privacy.counter_noise`."""
     wide_vectors()
@@ -126,7 +125,7 @@ def privacy_tile(out, first, count, step, key):
             three[lane], four[lane] = normal_pair(c, d)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def chi_square(degrees_of_freedom, example, step, k0, k1, k2, k3):
     """chi^2_nu = 2 Gamma(nu / 2), exactly, by rejection (Marsaglia and Tsang, 2000); each trial has a block of its own.
 
@@ -153,7 +152,7 @@ def chi_square(degrees_of_freedom, example, step, k0, k1, k2, k3):
     return 2.0 * d * v
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def noise_scales(out, problem, example, step, key):
     """sigma / sqrt(chi^2_nu / nu) of one example in every lane; (lanes,)."""
     k0, k1, k2, k3 = key[0], key[1], key[2], key[3]
@@ -171,7 +170,7 @@ def noise_scales(out, problem, example, step, key):
             out[lane] = min(np.float64(sigma) * math.sqrt(nu / max(drawn, 1e-300)), 1e15)
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def error_function(x):
     """erf(x) to 6e-7: x P(x^2) / Q(x^2), fitted here to relative error by least squares; no branches."""
     x = min(max(x, f32(-3.93)), f32(3.93))
@@ -185,7 +184,7 @@ def error_function(x):
     return x * p / q
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _log(x):
     """ln x of a positive float32: its exponent, and `minus_log_of_unit` of its mantissa; no branches."""
     bits = np.float32(x).view(np.int32)
@@ -194,7 +193,7 @@ def _log(x):
     return exponent * f32(0.6931471805599453) - minus_log_of_unit(u32(mantissa * f32(2.0**32)))
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _slope(x, h, problem):
     """df/dx of one coordinate."""
     return x * (h + x * (problem.quartic_weight * x - problem.cubic_weight))
@@ -203,7 +202,7 @@ def _slope(x, h, problem):
 # --- Training ---------------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _example(params, problem, lanes, example, step, scratch):
     """One example a lane: its gradient into scratch.gradient, its clip factor into scratch.factor (0: not finite)."""
     wide_vectors()
@@ -225,7 +224,7 @@ def _example(params, problem, lanes, example, step, scratch):
         scratch.factor[lane] = factor if length < f32(3e38) else f32(0.0)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _examples(params, problem, lanes, batch_size, step, scratch):
     """All examples of a step: the last stays in scratch.gradient, the clipped sum of the others in scratch.others."""
     wide_vectors()
@@ -241,7 +240,7 @@ def _examples(params, problem, lanes, batch_size, step, scratch):
                     total[lane] += g[lane] * factor[lane] if factor[lane] > f32(0.0) else f32(0.0)
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _private_means(first, count, lanes, batch_size, step, scratch):
     """scratch.normals[:count]: (clipped sum + z C N(0, 1)) / B of the coordinates from `first` on."""
     wide_vectors()
@@ -254,7 +253,7 @@ def _private_means(first, count, lanes, batch_size, step, scratch):
             mean[lane] = (total[lane] + clipped + noise_std[lane] * mean[lane]) * per_example
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def sgd_steps(params, problem, lanes, batch_size, begin, stop, scratch):
     """x <- x - eta g."""
     wide_vectors()
@@ -270,7 +269,7 @@ def sgd_steps(params, problem, lanes, batch_size, begin, stop, scratch):
                     x[lane] -= learning_rate[lane] * g[lane]
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def sign_steps(params, problem, lanes, batch_size, begin, stop, scratch):
     """x <- x - eta sign(g)."""
     wide_vectors()
@@ -287,7 +286,7 @@ def sign_steps(params, problem, lanes, batch_size, begin, stop, scratch):
                     x[lane] += up - (learning_rate[lane] if g[lane] > f32(0.0) else f32(0.0))
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def adam_steps(params, mean, square, problem, lanes, batch_size, b1, b2, eps, begin, stop, scratch):
     """m, v: averages of g and g^2 without their bias towards 0; x <- x - eta m / (sqrt v + eps)."""
     wide_vectors()
@@ -311,7 +310,7 @@ def adam_steps(params, mean, square, problem, lanes, batch_size, b1, b2, eps, be
 # --- Euler-Maruyama ---------------------------------------------------------------------------------------------------
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _squared_slopes(params, problem, scratch):
     """scratch.squares: |grad f|^2 of every lane."""
     squares = scratch.squares
@@ -323,7 +322,7 @@ def _squared_slopes(params, problem, scratch):
             squares[lane] += slope * slope
 
 
-@numba.njit(**INSIDE)
+@njit(**INSIDE)
 def _moments(table, scratch):
     """scratch.moments: h, s and the sign's scale mixture at every lane's |grad f|, as `ClippingTable.at` reads them.
 
@@ -350,7 +349,7 @@ def _moments(table, scratch):
             moments[0, lane] *= exponential(-max(squares[lane], f32(0.0)))
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def sgd_paths(params, problem, lanes, table, substeps, begin, stop, scratch):
     """dX = -h grad f dt + sqrt(eta) s dW. The next step's |grad f| is summed while each coordinate is at hand."""
     wide_vectors()
@@ -374,14 +373,14 @@ def sgd_paths(params, problem, lanes, table, substeps, begin, stop, scratch):
                     squares[lane] += slope * slope
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _sign_move(expected_sign, time_step, spread, normal):
     """-E sign dt + sqrt(1 - (E sign)^2) dW."""
     rest = max(f32(1.0) - expected_sign * expected_sign, f32(0.0))
     return spread * f32(math.sqrt(rest)) * normal - expected_sign * time_step
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def sign_paths(params, problem, lanes, table, substeps, begin, stop, scratch):
     """dX = -m dt + sqrt(eta (1 - m^2)) dW, m = sum_k w_k erf(r_k h grad f / (sqrt2 s)), K = 1 or 4.
 
@@ -416,7 +415,7 @@ def sign_paths(params, problem, lanes, table, substeps, begin, stop, scratch):
                         x[lane] += _sign_move(m, time_step[lane], spread[lane], noise[lane])
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def adam_paths(params, square, problem, lanes, table, b2, eps, substeps, begin, stop, scratch):
     """v follows E[g^2] = s^2 + (h grad f)^2; dX = (-h grad f dt + sqrt(eta) s dW) / (sqrt v + eps)."""
     wide_vectors()

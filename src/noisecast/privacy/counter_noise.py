@@ -16,7 +16,7 @@ import math
 import numba
 import numpy as np
 
-from noisecast.compiled import INLINE
+from noisecast.compiled import INLINE, njit
 
 f32, u32, i32 = np.float32, np.uint32, np.int32
 
@@ -34,7 +34,7 @@ _LOG2_E, _ROUND = f32(1.4426950408889634), f32(12582912.0)
 # enough ahead to find the next block by itself.
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _mix(a, b, c, d, bits):
     """a + b, and b rotated by `bits` to the left, exclusive or that sum; and the same of c and d."""
     one, two = u32(a + b), u32(c + d)
@@ -43,7 +43,7 @@ def _mix(a, b, c, d, bits):
     return one, u32(b ^ one), two, u32(d ^ two)
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _four_rounds(x0, x1, x2, x3, y0, y1, y2, y3, r0, r1, r2, r3, r4, r5, r6, r7):
     x0, x1, y0, y1 = _mix(x0, x1, y0, y1, r0)
     x2, x3, y2, y3 = _mix(x2, x3, y2, y3, r1)
@@ -56,17 +56,17 @@ def _four_rounds(x0, x1, x2, x3, y0, y1, y2, y3, r0, r1, r2, r3, r4, r5, r6, r7)
     return x0, x1, x2, x3, y0, y1, y2, y3
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _even_rounds(x0, x1, x2, x3, y0, y1, y2, y3):
     return _four_rounds(x0, x1, x2, x3, y0, y1, y2, y3, 10, 26, 11, 21, 13, 27, 23, 5)
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _odd_rounds(x0, x1, x2, x3, y0, y1, y2, y3):
     return _four_rounds(x0, x1, x2, x3, y0, y1, y2, y3, 6, 20, 17, 11, 25, 10, 18, 20)
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _inject(x0, x1, x2, x3, y0, y1, y2, y3, k0, k1, k2, k3, times):
     k3 = u32(k3 + u32(times))
     return (
@@ -75,7 +75,7 @@ def _inject(x0, x1, x2, x3, y0, y1, y2, y3, k0, k1, k2, k3, times):
     )  # fmt: skip
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _last_key(k0, k1, k2, k3):
     return u32(u32(u32(_PARITY ^ k0) ^ u32(k1 ^ k2)) ^ k3)
 
@@ -125,7 +125,7 @@ def threefry_12(c0, c1, c2, c3, k0, k1, k2, k3):
     return a, b, c, d
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def _log_of_one_plus(x):
     """ln(1 + x) = x - x^2/2 + x^3 P(x) on [1/sqrt 2 - 1, sqrt 2 - 1], the usual single-precision minimax P."""
     p = f32(7.0376836292e-2)
@@ -141,7 +141,7 @@ def _log_of_one_plus(x):
     return p * x * x + x
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def minus_log_of_unit(word):
     """-ln((word + 1/2) / 2^32) > 0, to float32's precision; no branches, so that loops over it vectorise."""
     bits = np.float32((f32(word) + f32(0.5)) * _TO_UNIT).view(np.int32)
@@ -170,7 +170,7 @@ def normal_pair(word_0, word_1):
     return radius * cosine, radius * sine
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def exponential(x):
     """e^x in float32, clamped to [-87, 88]; no branches."""
     x = min(max(x, f32(-87.0)), f32(88.0))
@@ -186,7 +186,7 @@ def exponential(x):
     return mantissa * np.int32((i32(n) + i32(127)) << i32(23)).view(np.float32)
 
 
-@numba.njit(**INLINE)
+@njit(**INLINE)
 def normal_cdf(x):
     """Phi(x) in float32, absolute error below 4e-7: 1/2 + x P(x^2) / Q(x^2), fitted here; no branches."""
     x = min(max(x, f32(-5.2)), f32(5.2))

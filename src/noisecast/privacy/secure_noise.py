@@ -11,7 +11,6 @@ still leak (Mironov, CCS 2012). Keys come from `noise.key_for`. Needs Numba, so 
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -19,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from noisecast.compiled import FAST, wide_vectors
+from noisecast.compiled import FAST, njit, wide_vectors
 from noisecast.privacy.counter_noise import normal_pair
 from noisecast.privacy.noise import key_words
 
@@ -30,7 +29,7 @@ BESIDE = 16  # blocks that are computed side by side
 COLUMNS = 64  # blocks that are computed at once for whole arrays of normals
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def chacha20(start, words, count):
     """words[:, i] = the block of the state start[:, i], i < count <= n; (16, n) uint32 each, contiguous, n >= 16.
 
@@ -137,7 +136,7 @@ def standard_normals(keys: Sequence[bytes], first_step: int, num_steps: int, num
     return normals
 
 
-@numba.njit(**FAST)
+@njit(**FAST)
 def _fill(normals, states, first_step):
     start, words = np.empty((WORDS, COLUMNS), np.uint32), np.empty((WORDS, COLUMNS), np.uint32)
     steps, runs, size = normals.shape

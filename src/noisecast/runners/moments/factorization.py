@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
+from noisecast.compiled import njit
 from noisecast.problems.matrix_factorization import MatrixFactorization, RatedPairs
 from noisecast.runners.moments.forecast import Forecast, Metrics, collected
 from noisecast.scenario import Scenario
@@ -86,7 +86,7 @@ def _pairs(rated: RatedPairs, num_rows: int) -> Pairs:
 KERNEL: Any = {"fastmath": True, "nogil": True, "cache": True}
 
 
-@numba.njit(**KERNEL)
+@njit(**KERNEL)
 def _products(mean, variance, users, items, product, spread):
     """<m_u, m_w> and s^2 of every rating."""
     for i in range(len(users)):
@@ -98,7 +98,7 @@ def _products(mean, variance, users, items, product, spread):
         product[i], spread[i] = of_means, of_spread
 
 
-@numba.njit(**KERNEL)
+@njit(**KERNEL)
 def _row_sums(mean, variance, users, items, push, slope, held, force, curvature):
     """By row, over its ratings: E[r x_w] = E r m_w + E r' v_w m_u (Stein), and E r' (m_w^2 + v_w), numberwise.
 
