@@ -17,6 +17,7 @@ import pytest
 from small_sweep import questions
 
 import noisecast as nc
+from noisecast.cli.unfinished import why_unfinished
 from noisecast.sweeps import Store, run_sweep
 from noisecast.sweeps.ledger import ledger_of
 
@@ -62,6 +63,8 @@ def test_a_lost_or_damaged_ledger_is_told(store):
     with pytest.raises(ValueError, match="it is damaged"):
         Store(store).ledger()
     assert Store(store).ledger_before() is None
+    (warning,) = why_unfinished(Store(store), Store(store).read())
+    assert "it is damaged" in warning
     (store / "ledger.json").unlink()
     with pytest.raises(ValueError, match="there is none"):
         Store(store).ledger()

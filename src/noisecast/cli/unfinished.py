@@ -6,7 +6,7 @@ from noisecast.sweeps import Store
 
 
 def why_unfinished(store: Store, table: pd.DataFrame) -> list[str]:
-    """One sentence; none where all runs are in, or nobody may or can know how many there are.
+    """One sentence; none where all runs are in, or nobody may know how many there are.
 
     Args:
       table: of the store, whole.
@@ -15,8 +15,8 @@ def why_unfinished(store: Store, table: pd.DataFrame) -> list[str]:
         return []
     try:
         asked = len(store.ledger().runs)
-    except ValueError:  # the ledger is lost; what needs it says so
-        return []
+    except ValueError as lost_or_damaged:
+        return [str(lost_or_damaged)]
     done = len(table.loc[table["runner"] == "training", ["scenario", "seed"]].drop_duplicates())
     if done >= asked:
         return []

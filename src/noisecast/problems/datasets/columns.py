@@ -1,6 +1,6 @@
 """The columns of a table as numbers or texts; one sentence for the first cell that is not."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -41,15 +41,23 @@ def too_wide(num_columns: int, path) -> DataError:
     )
 
 
-def no_column(column: str, source, columns: list[str]) -> DataError:
-    """The sentence for a column that is not there."""
-    return DataError(f"Expected a column '{column}' in {source}, got the columns {listed(columns)}.")
+def check_known(wanted: Sequence[str], columns: Collection[str], source) -> None:
+    """Raises: DataError that names every column wanted that is not there, and lists those there are."""
+    missing = [name for name in dict.fromkeys(wanted) if name not in columns]
+    if not missing:
+        return
+    names = "', '".join(missing)
+    expected = f"a column '{names}'" if len(missing) == 1 else f"columns '{names}'"
+    told, only = f"Expected {expected} in {source}, got the columns {listed(list(columns))}.", next(iter(columns), "")
+    separators = [separator for separator in ";|\t" if separator in only]
+    if len(columns) == 1 and separators:
+        told += f" Its cells look separated by {separators[0]!r}; save it with commas, or with tabs as .tsv."
+    raise DataError(told)
 
 
 def column_of(frame: pd.DataFrame, column: str, source: str) -> pd.Series:
     """A column, or a DataError that lists the columns there are."""
-    if column not in frame.columns:
-        raise no_column(column, source, list(frame.columns))
+    check_known([column], frame.columns, source)
     return pd.Series(frame[column])
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from noisecast.problems.datasets.columns import MOST_COLUMNS, check_columns, no_column, numeric_column, too_wide
+from noisecast.problems.datasets.columns import MOST_COLUMNS, check_columns, check_known, numeric_column, too_wide
 from noisecast.problems.datasets.contents import file_suffix, not_utf8, opened, unreadable
 from noisecast.problems.datasets.dataset import DataError, listed
 
@@ -51,7 +51,7 @@ class CsvFile:
         self._stream, self._source, self._delimiter, self._header = stream, source, delimiter, header
         try:
             self._size = stream.seek(0, io.SEEK_END)
-            self._begin, has_quotes = self._looked_through()
+            self._begin, has_quotes, longest_line = self._looked_through()
             if has_quotes:
                 self._check_quotes()
             self._names = header or self._first_row()
@@ -61,11 +61,15 @@ class CsvFile:
         check_columns(self.columns, source)
         self._known = set(self.columns)
         self._is_wide = len(self.columns) >= WIDE
+        # A row is a line; one with quotes may be several, and needs a larger block.
+        enough = min(max(BLOCKS[0], longest_line), BLOCKS[-1])
+        self._block_sizes = [enough, *(size for size in BLOCKS if size > enough)]
+        self._has_long_rows = enough > BLOCKS[0]
 
-    def check(self, column: str) -> None:
-        """Raises: DataError if there is no such column."""
-        if column not in self._known:
-            raise no_column(column, self._source, self.columns)
+    def check(self, wanted: Sequence[str]) -> None:
+        """Raises: DataError if any of these columns is not there."""
+        if not self._known.issuperset(wanted):
+            check_known(wanted, self.columns, self._source)
 
     def frame(
         self, columns: Sequence[str] | None = None, *, numbers: Collection[str] = (), dtype: Any = np.float64
@@ -78,13 +82,12 @@ class CsvFile:
         Raises: DataError for a file without rows, a row with too many or too few cells, or a cell that is no finite
           number where it must be one, naming the row.
         """
-        for column in columns or ():
-            self.check(column)
+        self.check(columns or ())
         wanted, numbers = self._known if columns is None else set(columns), set(numbers)  # of which there may be many
         names = [name for name in self._names if name.strip() in wanted]
         if self._is_wide:
             return self._wide_frame(list(map(str.strip, names)), numbers, dtype)
-        for block_size in BLOCKS:
+        for block_size in self._block_sizes:
             try:
                 return self._frame(block_size, names, numbers, dtype)
             except _LongRow:
@@ -93,13 +96,13 @@ class CsvFile:
 
     def texts(self, column: str) -> Iterator[str]:
         """The cells of a column one by one; none of them is kept. Raises: DataError, also if there is none such."""
-        self.check(column)
+        self.check([column])
         place, given = self.columns.index(column), 0
-        if self._is_wide:
+        if self._is_wide or self._has_long_rows:  # Arrow reads 32 blocks ahead, however large they are
             yield from (cells[place] for cells in self._rows())
             return
         name = self._names[place]
-        for block_size in BLOCKS:
+        for block_size in self._block_sizes:
             try:
                 for cell in islice(_one_by_one(self._blocks(block_size, [name])), given, None):
                     yield cell
@@ -173,7 +176,7 @@ class CsvFile:
                         raise pa.ArrowInvalid("its rows and its header are not of the same columns")
                     yield block
                     del block
-                    if block_size > BLOCKS[0]:  # what Arrow keeps for later is a few blocks
+                    if block_size > BLOCKS[0]:
                         pa.default_memory_pool().release_unused()
         except (pa.ArrowInvalid, KeyError) as error:
             # Of a header that is longer than a block it says that nothing follows.
@@ -182,6 +185,8 @@ class CsvFile:
             raise self._refusal(error, ragged) from None
         except OSError as error:
             raise unreadable(self._source, error) from None
+        finally:  # Arrow keeps tens of small blocks' memory for later
+            pa.default_memory_pool().release_unused()
 
     def _refusal(self, error: Exception, ragged: list) -> DataError:
         if ragged:
@@ -248,18 +253,25 @@ class CsvFile:
             csv.field_size_limit(before)
             lines.detach()  # else the stream would be closed with it
 
-    def _looked_through(self) -> tuple[int, bool]:
-        """The place of the first byte that is no mark and ends no line, and whether there is a quote in the file."""
+    def _looked_through(self) -> tuple[int, bool, int]:
+        """The place of the first byte that is no mark and ends no line, whether there is a quote in the file, and how
+        many bytes the longest line has, if more than a block.
+        """
         self._stream.seek(0)
         begin = len(codecs.BOM_UTF8) if self._stream.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
         self._stream.seek(begin)
         decoder, num_lines, is_blank, has_quotes = codecs.getincrementaldecoder("utf-8")(), 0, True, False
+        line, longest_line = 0, 0
         while block := self._stream.read(BLOCKS[0]):
             try:
                 decoder.decode(block)
             except UnicodeDecodeError as error:
                 raise not_utf8(num_lines + error.object.count(b"\n", 0, error.start) + 1, self._source) from None
             num_lines += block.count(b"\n")
+            last = max(block.rfind(b"\n"), block.rfind(b"\r"))
+            first = len(block) if last < 0 else 1 + min(at for end in b"\n\r" if (at := block.find(end)) >= 0)
+            longest_line = max(longest_line, line + first)
+            line = line + len(block) if last < 0 else len(block) - last - 1
             has_quotes = has_quotes or b'"' in block
             if is_blank:
                 begin += len(block) - len(block.lstrip(b"\r\n"))
@@ -268,7 +280,7 @@ class CsvFile:
             raise not_utf8(num_lines + 1, self._source)
         if is_blank:
             raise DataError(f"{self._source} is empty.")
-        return begin, has_quotes
+        return begin, has_quotes, longest_line
 
     def _check_quotes(self) -> None:
         """Arrow takes a quote that is never closed for one that is closed by the end of the file."""

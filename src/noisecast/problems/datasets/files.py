@@ -16,7 +16,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from noisecast.files import is_bomb, read_arrays
-from noisecast.problems.datasets.columns import column_of, texts_of
+from noisecast.problems.datasets.columns import check_known, column_of, texts_of
 from noisecast.problems.datasets.contents import decode, existing_file, file_suffix, opened, read_bytes
 from noisecast.problems.datasets.csv_file import DELIMITERS, CsvFile, open_csv
 from noisecast.problems.datasets.dataset import (
@@ -153,7 +153,9 @@ def _read(path, label: str | None, text: str | None, columns: Sequence[str] | No
     if suffix in DELIMITERS:
         return _read_csv(open_csv(path), str(path), label, text, columns, dtype)
     if suffix in _TABLES:
-        return _RawFile(read_table(path), None, str(path))
+        table = read_table(path)
+        check_known(_named(label, text, columns), table.columns, str(path))
+        return _RawFile(table, None, str(path))
     if suffix not in _MATRICES:
         known = ", ".join((*_TABLES, *_MATRICES))
         raise DataError(f"Expected a file that ends in {known} (and perhaps .gz), got {path}.")
@@ -161,16 +163,19 @@ def _read(path, label: str | None, text: str | None, columns: Sequence[str] | No
     return _RawFile(rows, labels, str(path))
 
 
+def _named(label: str | None, text: str | None, columns: Sequence[str] | None) -> list[str]:
+    """The columns that are asked for by name."""
+    return [*([] if label is None else [label]), *((columns or ()) if text is None else [text])]
+
+
 def _read_csv(
     file: CsvFile, source: str, label: str | None, text: str | None, columns: Sequence[str] | None, dtype: Any
 ) -> _RawFile:
-    if label is not None:
-        file.check(label)
+    file.check(_named(label, text, columns))
     if text is None:
         numbers = [name for name in file.columns if name != label] if columns is None else columns
         wanted = [*numbers, *([] if label is None else [label])]
         return _RawFile(file.frame(wanted, numbers=numbers, dtype=dtype), None, source)
-    file.check(text)
     others = [name for name in file.columns if name != text]
     if text == label or not others:
         return _RawFile(file.frame(), None, source)
