@@ -157,8 +157,8 @@ def _print(chosen: Selection) -> None:
     rows = [
         *((HEADERS.get(name, name), _shown(chosen.settings[name])) for name in SHOWN),
         (label, _score(chosen.value, chosen.standard_error)),
-        ("epsilon of one run", f"{epsilon_text(chosen.epsilon_of_run)}   {delta}"),
-        ("epsilon of the procedure", f"{epsilon_text(chosen.epsilon_of_procedure)}   {delta}, {chosen.price.name}"),
+        ("epsilon of one run", f"{epsilon_text(chosen.epsilon_of_run, 3)}   {delta}"),
+        ("epsilon of the procedure", f"{epsilon_text(chosen.epsilon_of_procedure, 3)}   {delta}, {chosen.price.name}"),
     ]
     console.print(facts(rows, title="Chosen" + _seed(chosen)))
     console.print(chosen.meaning)
