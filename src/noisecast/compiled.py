@@ -2,12 +2,27 @@
 line early, and use all of the processor's width. None of it changes a value.
 """
 
+# ruff: noqa: E402
 import hashlib
 import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+# Files whose text is compiled, or is a constant of what is.
+_SOURCES = ("compiled.py", "engines/_*.py", "privacy/*_noise.py", "runners/moments/factorization.py")
+
+
+def source_files() -> list[Path]:
+    """Files whose change makes all compiled code stale."""
+    package = Path(__file__).parent
+    return sorted(path for pattern in _SOURCES for path in package.glob(pattern))
+
+
+# Before Numba is imported, which takes long enough for an update to land: code that was read before its hash was taken
+# would be kept for ever; code that is read after it, until the next change at most.
+_SOURCES_HASH = hashlib.sha256(b"\0".join(path.read_bytes() for path in source_files())).digest()
 
 import numba
 import numpy as np
@@ -27,9 +42,6 @@ INSIDE: Any = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 # Of a small piece that loops should vectorise over. LLVM puts it in its place; Numba's own `inline="always"` copies
 # statements before types are known, and takes long for those that hold many others.
 INLINE: Any = {option: INSIDE[option] for option in INSIDE if option != "cache"} | {"forceinline": True}
-
-# Files whose text is compiled, or is a constant of what is.
-_SOURCES = ("compiled.py", "engines/_*.py", "privacy/*_noise.py", "runners/moments/factorization.py")
 
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -68,18 +80,7 @@ def _say_that_nothing_is_kept() -> None:
 
 def _keep_until_sources_change(kernel: Any) -> None:
     index = kernel._cache._cache_file  # private: Numba's public hook, its locators, would hold for all of a program
-    index._source_stamp = (index._source_stamp, _sources_hash())
-
-
-def source_files() -> list[Path]:
-    """Files whose change makes all compiled code stale."""
-    package = Path(__file__).parent
-    return sorted(path for pattern in _SOURCES for path in package.glob(pattern))
-
-
-@cache
-def _sources_hash() -> bytes:
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in source_files())).digest()
+    index._source_stamp = (index._source_stamp, _SOURCES_HASH)
 
 
 def processor_features() -> set[str]:

@@ -60,3 +60,59 @@ def test_python_numbers_and_other_numbers_of_test_examples_will_do():
     )  # fmt: skip
     assert problem.num_params == 2
     assert "test_accuracy" in problem.evaluate(problem.initial_params(), 1.0)
+
+
+def _closing_over(kind: str, array: np.ndarray):
+    """A loss in which an array lies that is neither parameter nor example, the deeper the later its kind is named."""
+    held = jnp.asarray(array, jnp.float32)
+
+    @jax.custom_jvp
+    def bent(x):
+        return jnp.sum(x)
+
+    bent.defjvp(lambda primals, tangents: (bent(*primals), held @ tangents[0]))
+
+    @jax.custom_vjp
+    def turned(x):
+        return jnp.sum(x)
+
+    turned.defvjp(lambda x: (turned(x), None), lambda _, cotangent: (cotangent * held,))
+    inner = {
+        "plain": lambda params: held @ params,
+        "jit": lambda params: jax.jit(lambda p: held @ p)(params),
+        "scan": lambda params: jax.lax.scan(lambda total, _: (total + held @ params, None), 0.0, length=2)[0],
+        "cond": lambda params: jax.lax.cond(params[0] > 0, lambda: held @ params, lambda: 0.0),
+        "key": lambda params: params @ jax.random.normal(jax.random.key(int(array[0])), (2,)),
+        "held key": _with_key(jax.random.key(int(array[0]))),
+        "derivative": bent,
+        "reverse derivative": turned,
+    }[kind]
+    return lambda params, example: 0.5 * (inner(params) - example) ** 2
+
+
+def _with_key(key):
+    return lambda params: params @ jax.random.normal(key, (2,))
+
+
+@pytest.mark.parametrize(
+    "kind", ["plain", "jit", "scan", "cond", "key", "held key", "derivative", "reverse derivative"]
+)
+def test_what_a_loss_closes_over_is_in_the_fingerprint(kind):
+    """Else two problems share one noise: what is released of one, less what is of the other, has none."""
+
+    def fingerprint(array):
+        loss = _closing_over(kind, np.asarray(array))
+        return jax_model(loss, np.zeros(2, np.float32), np.ones(4, np.float32)).fingerprint
+
+    assert fingerprint([1, 2]) == fingerprint([1, 2])
+    assert fingerprint([1, 2]) != fingerprint([3, -7])
+
+
+def test_what_decides_correctness_is_in_the_fingerprint():
+    def fingerprint(at):
+        return jax_model(
+            lambda params, example: 0.5 * (params @ jnp.ones(2) - example) ** 2, np.zeros(2, np.float32),
+            np.ones(4, np.float32), is_correct=lambda params, example: params[0] > jnp.asarray([at])[0],
+        ).fingerprint  # fmt: skip
+
+    assert fingerprint(0.5) == fingerprint(0.5) != fingerprint(0.7)

@@ -1,8 +1,9 @@
 """Any JAX loss over a pytree of parameters: Flax, Equinox or a plain function, clipped example by example."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import jax
@@ -227,12 +228,35 @@ def jax_model(
         _check_result("is_correct(params, example)", is_correct, params, one_example, jnp.bool_)
     dtypes = tuple(jnp.asarray(leaf).dtype for leaf in leaves)
     start, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params))
-    computation = str(jax.make_jaxpr(loss)(params, one_example))
+    # Derivatives too: a custom one is not seen in the loss.
+    computations = [jax.make_jaxpr(jax.value_and_grad(loss))(params, one_example)]
+    if is_correct is not None:
+        computations.append(jax.make_jaxpr(is_correct)(params, one_example))
     data = [np.asarray(leaf) for leaf in jax.tree.leaves((train, test))]
     return JaxModel(
         train, test, start, loss, is_correct, _Unravel(unravel, dtypes), microbatch_size, name,
-        fingerprint_of("jax_model", computation, np.asarray(start), *data),
+        fingerprint_of("jax_model", *chain(*map(_parts_of, computations)), np.asarray(start), *data),
     )  # fmt: skip
+
+
+def _parts_of(computation: Any) -> Iterator[str | np.ndarray]:
+    """Text of a closed jaxpr, and the numbers that the text leaves out: arrays that functions close over."""
+    yield str(computation)
+    yield from _constants(computation)
+
+
+def _constants(part: Any) -> Iterator[np.ndarray]:
+    """Of a jaxpr, closed or open, and of all that its equations hold."""
+    for constant in getattr(part, "consts", ()):
+        is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
+        yield np.asarray(jax.random.key_data(constant) if is_key else constant)
+    for equation in part.eqns:
+        for literal in equation.invars:
+            if hasattr(literal, "val"):
+                yield np.asarray(literal.val)
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda it: hasattr(it, "eqns")):
+            if hasattr(inner, "eqns"):
+                yield from _constants(inner)
 
 
 def _checked_params(params: PyTree) -> list[Any]:
