@@ -100,6 +100,8 @@ def train(
         finite.
     """
     reason = engines.why_unsupported(scenario)
+    if reason is None and insecure_seed is None:
+        reason = engines.why_not_for_release(scenario)
     if reason is not None:
         raise ValueError(reason)
     path = Path(checkpoint) if checkpoint is not None else None

@@ -18,11 +18,12 @@ from jax.extend.core import jaxprs_in_params
 
 from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, jax_model, linear_model, matrix_factorization
 from noisecast.engines.dense import DenseRun
-from noisecast.engines.row_sparse import RowSparseRun
+from noisecast.engines.row_sparse import FINEST, RowSparseRun
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.datasets import Dataset, Ratings, label_sets
 from noisecast.problems.linear import Labelled
 from noisecast.problems.rows import rows_from
+from noisecast.release import train
 
 N, P, FILLED, OUTPUTS, USERS, ITEMS, DIM = 14, 24, 5, 4, 5, 6, 3
 ROOT = RandomRoot.from_insecure_seed(900_200)
@@ -264,3 +265,52 @@ def test_an_empty_batch_is_noise_alone(engine, kind):
     run.advance(40)
     params = run.params[0, 0].astype(np.float64)
     assert 0.6 < params.std() / 40**0.5 < 1.4
+
+
+def _rated(num_ratings: int, dim: int, init_std: float):
+    """So many ratings of one pair, and one of another, so that the pair may have none."""
+    places = np.r_[np.zeros(num_ratings, int), 1]
+    ratings = Ratings(places, places, np.r_[np.full(num_ratings, 5.0), 3.0], num_users=2, num_items=2)
+    return matrix_factorization(ratings, public_init_seed=0, dim=dim, init_std=init_std)
+
+
+def _fine(problem, spacings: float) -> Scenario:
+    """Steps of so many spacings of the largest weight, for each number that a rating moves."""
+    largest = np.abs(np.asarray(problem.initial_params())).max()
+    step = spacings * float(np.spacing(largest)) * (2 * problem.dim) ** 0.5
+    mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=0.1, sampler=Poisson(1.0, 1000))
+    return Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=step * 10_000), num_steps=1)
+
+
+def _before_noise(problem, spacings: float) -> np.ndarray:
+    """Weights after a step whose noise still waits, as the row-sparse engine holds them."""
+    run = RowSparseRun([_fine(problem, spacings)], repeats=[0], root=ROOT)
+    run.advance(1)
+    return run._blocks[0]._weights._weights.astype(float)
+
+
+def _largest_move(dim: int, spacings: float) -> float:
+    """By which one rating more moves the weights, of C eta/B."""
+    found = []
+    for count in (1, 5, 20, 60, 300):
+        for init_std in (0.3, 1.0):
+            fewer, more = (_rated(number, dim, init_std) for number in (count, count + 1))
+            moved = np.linalg.norm(_before_noise(fewer, spacings) - _before_noise(more, spacings))
+            optimizer = _fine(fewer, spacings).optimizer
+            found.append(moved / (optimizer.learning_rate * 0.1 / 1000))
+    return max(found)
+
+
+@pytest.mark.parametrize("dim", [2, 16, 100])
+def test_steps_as_fine_as_float32_weights_are_not_released(dim):
+    """DP-SGD's noise waits, so a step is rounded before it is hidden."""
+    assert _largest_move(dim, FINEST) < 1.015
+    coarse, fine = (_fine(_rated(5, dim, 1.0), FINEST * share) for share in (1.01, 0.99))
+    assert train(coarse).statement.epsilon < np.inf
+    with pytest.raises(ValueError, match="float32 rounds such steps before noise hides them"):
+        train(fine)
+    assert train(fine, insecure_seed=0).statement.epsilon == np.inf
+
+
+def test_of_finer_steps_a_record_is_seen_to_move_more():
+    assert _largest_move(2, FINEST / 10) > 1.1

@@ -62,6 +62,11 @@ def why_unsupported(scenario: Scenario) -> str | None:
     return dense.why_unsupported(scenario)
 
 
+def why_not_for_release(scenario: Scenario) -> str | None:
+    """None, or the sentence that says why the engine's rounding would break the guarantee of this scenario."""
+    return row_sparse.why_not_for_release(scenario) if _engine_of(scenario)[0] is row_sparse else None
+
+
 def explain(scenario: Scenario) -> str:
     """Which engine computes this scenario, and why not a faster one; or that none does."""
     _check_kinds([scenario])

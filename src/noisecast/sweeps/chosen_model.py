@@ -42,6 +42,8 @@ def chosen_model(selection: Selection, questions: Sequence[Question], store: Sto
     repeats, root = repeats_of(question.num_seeds, question.insecure_seeds, store.kept_root(), question.first_seed)
     seed = repeats[0] if selection.seed is None else selection.seed
     _check_in_store(question, scenario, seed, root, store)
+    if root.is_private and (reason := engines.why_not_for_release(scenario)) is not None:
+        raise ValueError(reason)
     began = time.monotonic()
     run = engines.start([scenario], repeats=[seed], root=root)
     run.advance(scenario.num_steps)
