@@ -65,10 +65,10 @@ def test_a_step_is_noisecasts_own_step_on_the_same_private_gradient(kind):
     ours = own.init(vector)
     for step in range(3):
         rows = jnp.arange(10 * step, 10 * step + 9)
-        noisy, noise = private.update(gradients(params, rows), noise, params)
+        noisy, noise = private.update(gradients(params, rows), noise, params, example_mask=jnp.ones(9, bool))
         direction, ours = own.direction(jnp.asarray(flat(noisy)), ours, step)
         vector = vector - 0.3 * direction
-        updates, state = optimizer.update(gradients(params, rows), state, params)
+        updates, state = optimizer.update(gradients(params, rows), state, params, example_mask=jnp.ones(9, bool))
         params = optax.apply_updates(params, updates)
         np.testing.assert_allclose(flat(params), np.asarray(vector), rtol=2.0**-22 if kind.name == "DP-Adam" else 0.0)
     assert no.releases(state) == no.releases(noise) == 3
@@ -215,7 +215,7 @@ def test_low_precision_params_get_noise_and_state_in_float32(make):
     params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params_tree())
     optimizer = make(0.5, MECHANISM, KEY)
     state = optimizer.init(params)
-    updates, after = optimizer.update(gradients(params, jnp.arange(9)), state, params)
+    updates, after = optimizer.update(gradients(params, jnp.arange(9)), state, params, example_mask=jnp.ones(9, bool))
     assert {leaf.dtype for leaf in jax.tree.leaves(updates)} == {jnp.dtype("float32")}
     assert jax.tree.map(lambda leaf: leaf.dtype, state) == jax.tree.map(lambda leaf: leaf.dtype, after)
     assert {p.dtype for p in jax.tree.leaves(optax.apply_updates(params, updates))} == {jnp.dtype("bfloat16")}
@@ -247,7 +247,9 @@ def test_pieces_go_into_a_chain_with_optaxs_own():
         optax.scale_by_learning_rate(0.2),
     )  # fmt: skip
     params = params_tree()
-    updates, _ = optimizer.update(gradients(params, jnp.arange(9)), optimizer.init(params), params)
+    updates, _ = optimizer.update(
+        gradients(params, jnp.arange(9)), optimizer.init(params), params, example_mask=jnp.ones(9, bool)
+    )
     np.testing.assert_allclose(np.abs(flat(updates)), 0.2, rtol=1e-6)
 
 
@@ -272,6 +274,8 @@ def test_what_is_not_an_examples_gradient_is_refused():
     state, batch = optimizer.init(params), gradients(params, jnp.arange(4))
     with pytest.raises(ValueError, match="got no params"):
         optimizer.update(batch, state)
+    with pytest.raises(ValueError, match="Expected example_mask, got none: batches of Poisson sampling"):
+        optimizer.update(batch, state, params)
     summed = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, (X, Y)).mean())(params)
     with pytest.raises(ValueError, match="Expected a gradient of shape"):
         optimizer.update(summed, state, params)
@@ -309,10 +313,11 @@ WRAPPERS = {
 
 
 def after(optimizer, updates, num_steps, params):
-    """(the last updates, the state) of so many steps on the same updates."""
+    """(the last updates, the state) of so many steps on the same updates, of four examples if they are of examples."""
+    optimizer = optax.with_extra_args_support(optimizer)
     state, last = optimizer.init(params), None
     for _ in range(num_steps):
-        last, state = optimizer.update(updates, state, params)
+        last, state = optimizer.update(updates, state, params, example_mask=jnp.ones(4, bool))
     return last, state
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from noisecast.privacy.mechanism import SampledGaussian
+from noisecast.privacy.sampling import Poisson
 from noisecast.problems.clipping import clip_factor, widened
 
 Array = jax.Array
@@ -18,12 +19,13 @@ def clip_and_sum(mechanism: SampledGaussian) -> optax.GradientTransformationExtr
 
     Its updates are per-example gradients, every leaf with a leading axis of the batch, as
     `jax.vmap(jax.grad(loss), (None, 0))(params, examples)` makes them. `update` takes the batch's mask as the extra
-    argument `example_mask`, (batch,) bool; without it every row counts.
+    argument `example_mask`, (batch,) bool; where batches have a fixed size it may be left out: every row counts.
 
     Args:
       mechanism: whose l2_clip_norm is C.
-    Raises (in `update`): ValueError for params that are missing, for a part of the parameters (`optax.masked`), and for
-      leaves without the batch's axis: a gradient that is already summed cannot be clipped example by example.
+    Raises (in `update`): ValueError for params that are missing, a mask that is (with Poisson sampling), a part of the
+      parameters (`optax.masked`), and leaves without the batch's axis: a gradient that is already summed cannot be
+      clipped example by example.
 
     >>> from noisecast import Poisson, SampledGaussian
     >>> clip = clip_and_sum(SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Poisson(0.1, 2)))
@@ -37,6 +39,11 @@ def clip_and_sum(mechanism: SampledGaussian) -> optax.GradientTransformationExtr
     def update(updates, state, params=None, *, example_mask=None, **extra_args):
         del extra_args
         _check_per_example(updates, params)
+        if example_mask is None and isinstance(mechanism.sampler, Poisson):  # a row that pads would count, many times
+            raise ValueError(
+                "Expected example_mask, got none: batches of Poisson sampling have no fixed size, so they are padded. "
+                "Pass the mask that `private_batches` gives, or jnp.ones(batch, bool) for a batch that is not padded."
+            )
         return clipped_sum(updates, mechanism.l2_clip_norm, example_mask=example_mask), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

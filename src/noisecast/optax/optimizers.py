@@ -59,7 +59,8 @@ def dp_sgd(learning_rate: Any, mechanism: SampledGaussian, key: Any) -> optax.Gr
     >>> from noisecast import Poisson, SampledGaussian
     >>> mechanism = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=1.0, sampler=Poisson(0.1, 2))
     >>> sgd, params = dp_sgd(0.5, mechanism, os.urandom(32)), jnp.zeros(2)
-    >>> updates, state = sgd.update(jnp.array([[0.5, 0.0], [0.0, 4.0]]), sgd.init(params), params)
+    >>> gradients, mask = jnp.array([[0.5, 0.0], [0.0, 4.0]]), jnp.array([True, True])
+    >>> updates, state = sgd.update(gradients, sgd.init(params), params, example_mask=mask)
     >>> updates.round(5).tolist()
     [-0.125, -0.25]
     """
@@ -73,7 +74,8 @@ def dp_sign_sgd(learning_rate: Any, mechanism: SampledGaussian, key: Any) -> opt
     >>> from noisecast import Poisson, SampledGaussian
     >>> mechanism = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=1.0, sampler=Poisson(0.1, 2))
     >>> sign, params = dp_sign_sgd(0.5, mechanism, os.urandom(32)), jnp.zeros(2)
-    >>> updates, state = sign.update(jnp.array([[0.5, 0.0], [0.0, -4.0]]), sign.init(params), params)
+    >>> gradients, mask = jnp.array([[0.5, 0.0], [0.0, -4.0]]), jnp.array([True, True])
+    >>> updates, state = sign.update(gradients, sign.init(params), params, example_mask=mask)
     >>> updates.tolist()
     [-0.5, 0.5]
     """
@@ -97,7 +99,8 @@ def dp_adam(
     >>> from noisecast import Poisson, SampledGaussian
     >>> mechanism = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=1.0, sampler=Poisson(0.1, 2))
     >>> adam, params = dp_adam(0.5, mechanism, os.urandom(32)), jnp.zeros(2)
-    >>> updates, state = adam.update(jnp.array([[0.5, 0.0], [0.0, -4.0]]), adam.init(params), params)
+    >>> gradients, mask = jnp.array([[0.5, 0.0], [0.0, -4.0]]), jnp.array([True, True])
+    >>> updates, state = adam.update(gradients, adam.init(params), params, example_mask=mask)
     >>> [round(float(u), 4) for u in updates]
     [-0.5, 0.5]
     """
