@@ -40,7 +40,7 @@ class Bug:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether Numba must compile anew: it would not see a change in a file that another one inlines."""
+        """Whether it is in a file that kernels are made of, so that Numba compiles anew."""
         return any(file.rsplit("/", 1)[-1].startswith("_") or "_noise.py" in file for file, _, _ in self.edits)
 
 

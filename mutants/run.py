@@ -53,7 +53,7 @@ class Workplace:
         bug = job.bug
         changed = plant(bug, self._folder / "src" / "noisecast") if bug is not None else {}
         kernels = self._folder / "kernels"
-        if bug is not None and bug.is_compiled:  # its own: kernels are not renewed when a file that they inline changes
+        if bug is not None and bug.is_compiled:  # its own, so that those of the clean build stay
             kernels = self._folder / "kernels-of-a-bug"
             shutil.rmtree(kernels, ignore_errors=True)
         try:
