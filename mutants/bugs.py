@@ -80,7 +80,7 @@ BUGS = (
     Bug(
         "missing clip, jax_model",
         (CLIP,),
-        (("problems/jax_model.py", "jnp.isfinite(norm), gradient * factor, 0.0", "jnp.isfinite(norm), gradient, 0.0"),),
+        (("problems/jax_model.py", "jnp.isfinite(norm), leaf * factor, 0.0", "jnp.isfinite(norm), leaf, 0.0"),),
     ),
     Bug(
         "clip after the sum, dense",
@@ -173,7 +173,7 @@ BUGS = (
     Bug(
         "NaN poisons the sum, jax_model",
         (FINITE,),
-        (("problems/jax_model.py", "jnp.where(jnp.isfinite(norm), gradient * factor, 0.0)", "gradient * factor"),),
+        (("problems/jax_model.py", "jnp.where(jnp.isfinite(norm), leaf * factor, 0.0)", "leaf * factor"),),
     ),
     Bug(
         "calibration takes what is nearly enough",
@@ -236,7 +236,7 @@ BUGS = (
     Bug(
         "secure noise, but not the batches",
         (CIPHER,),
-        (("privacy/sampling.py", "if isinstance(key, SecureKey):", "if False:"),),
+        (("privacy/drawing.py", "if isinstance(key, SecureKey):", "if False:"),),
     ),
     Bug(
         "a statement of a cipher that was not used",

@@ -69,7 +69,7 @@ def protocol(
 
         with written_whole(figure) as temporary:
             protocol_picture.save(protocol_picture.draw(found, score.label), temporary)
-    price = _price(store, found, score, by)
+    price = _price(which, store, found, score, by)
     refused = [sentence for question in questions for sentence in refusals(question.scenarios, question.runners)]
     if json:
         rows: Any = found[list(SHOWN)]
@@ -144,18 +144,25 @@ def _tuned_at(which: str, asked: float | None, questions: Sequence[Question]) ->
     return nearest
 
 
-def _price(store: Path, found: pd.DataFrame, score: Score, by: str) -> str:
+def _price(which: str, store: Path, found: pd.DataFrame, score: Score, by: str) -> str:
     """What the procedure costs on private data, all its runs counted."""
     first: Any = found.loc[found["epsilon"].idxmax()]  # of the levels the least private
     runner = "training" if by == "training" else "moments"  # of both, the one that reads the examples without noise
     choice = Choice(score.metric, runner, float(first["epsilon"]), float(first["target_delta"]))
     if by == "forecast":
         return f"nothing on public data. {_WITHOUT_NOISE}"
-    meaning = Compose().priced(choice, Store(store).ledger()).meaning
+    ledger = Store(store).ledger()
+    if which == "a" and ledger.is_private and ledger.has_grown:
+        return f"nothing on public data. {_DECIDED}"
+    meaning = Compose().priced(choice, ledger).meaning
     return f"nothing on public data. On private data: {meaning}"
 
 
 _WITHOUT_NOISE = "On private data there is no guarantee (ε = inf): a forecast reads the examples without noise."
+_DECIDED = (
+    "On private data there is no guarantee (ε = inf): losses at the first noise level decided which runs were made at "
+    "the others. Run protocol b in a new folder, then a in the same one: all runs are fixed then, and are counted."
+)
 
 
 # --- What is shown ---------------------------------------------------------------------------------------------------

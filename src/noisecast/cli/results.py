@@ -51,16 +51,20 @@ def results(
         rows = _ends(table, metric)
     if output is not None:
         _write(rows, table if sql is None and not columns else None, output)
+    metrics = {"metrics": sorted(set(table["metric"]))} if columns else {}
     if json:
         # A query makes what it likes: dates, intervals, bytes.
         print_json(
-            {"rows": rows.to_dict("records")}, default=lambda it: float(it) if isinstance(it, Decimal) else str(it)
+            {"rows": rows.to_dict("records"), **metrics},
+            default=lambda it: float(it) if isinstance(it, Decimal) else str(it),
         )
         return
     is_ends = sql is None and not columns
     console = to_reader()
     console.print(f"{store} (non_private)", style="bold", soft_wrap=True, markup=False)
     print_whole(console, _shown(_for_a_screen(rows, metric) if is_ends else rows))
+    if columns:
+        console.print(f"Metrics: {', '.join(metrics['metrics']) or 'none yet'}")
     if is_ends and opened.is_of_trials:
         print("These are random trials: their number, and all of them but the best, must stay secret.")
 

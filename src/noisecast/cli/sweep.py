@@ -50,7 +50,7 @@ def sweep(
         print_json({"store": str(store), "runs": counts})
         return
     console = to_reader()
-    console.print(_shown(counts, store))
+    console.print(_shown(counts, store, "test_loss" if (table["metric"] == "test_loss").any() else "loss"))
 
 
 def num_runs(questions: tuple[Question, ...]) -> int:
@@ -101,10 +101,10 @@ def _counts(table: pd.DataFrame) -> list[dict]:
     return found.to_dict("records")
 
 
-def _shown(counts: list[dict], store: Path) -> Table:
+def _shown(counts: list[dict], store: Path, metric: str) -> Table:
     table = Table(
         title=f"In {store}",
-        caption=f"Read: noisecast results {store}   Choose: noisecast select {store} --metric loss --price ...",
+        caption=f"Read: noisecast results {store}   Choose: noisecast select {store} --metric {metric} --price ...",
         **TABLE_STYLE,
     )
     for column in ("problem", "optimizer", "runner"):

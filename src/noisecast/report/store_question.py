@@ -95,7 +95,7 @@ def _in_words(rows: Any, score: Score) -> str:
     better = "largest" if score.larger_is_better else "smallest"
     return (
         f"Which optimizer and settings give the {better} {METRICS[score.metric].label}? Tried: {number(each.max())} "
-        f"settings of each (learning rate, clip norm, batch size) at every budget{repeats}{forecast}."
+        f"settings of each (learning rate, clip norm, batch size) at every noise level{repeats}{forecast}."
     )
 
 

@@ -19,6 +19,7 @@ from noisecast.sweeps.tasks import Task
 from noisecast.worker_process import ONE_CORE, WorkerProcess, pickled
 
 MAX_DEATHS = 3  # of workers over one task, before it is taken to be its fault
+LONGEST_TO_LEAVE = 10.0  # seconds, for whoever stands between a worker that was killed and the driver
 LONGEST_TO_COMPILE = 60.0  # seconds: for longer no task waits for another to compile what both need
 
 
@@ -61,6 +62,8 @@ def in_processes(tasks: Sequence[Task], num_workers: int) -> Iterator[Done]:
     finally:
         for attendant in attendants:
             attendant.dismiss()
+        for attendant in attendants:  # Python ends the process by force where it ends a thread in a library's code
+            attendant.join(LONGEST_TO_LEAVE)
 
 
 def on_ray(tasks: Sequence[Task], address: str) -> Iterator[Done]:
