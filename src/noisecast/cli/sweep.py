@@ -50,7 +50,7 @@ def sweep(
         print_json({"store": str(store), "runs": counts})
         return
     console = to_reader()
-    console.print(_shown(counts, store, "test_loss" if (table["metric"] == "test_loss").any() else "loss"))
+    console.print(_shown(counts, store, "test_loss" if "test_loss" in set(table["metric"]) else "loss"))
 
 
 def num_runs(questions: tuple[Question, ...]) -> int:
