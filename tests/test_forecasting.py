@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_breast_cancer
 
 from noisecast import (
     DPSGD,
@@ -27,6 +28,7 @@ from noisecast import (
     quadratic,
 )
 from noisecast.forecasting import Outcome
+from noisecast.problems.datasets import Dataset
 from noisecast.runners import Moments, Training
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.table import DIVERGED, EXTRAPOLATED, OK
@@ -46,8 +48,10 @@ def landscape(monkeypatch):
             for scenario in scenarios:
                 mechanism = scenario.mechanism
                 found, beyond = value(scenario.optimizer, mechanism.l2_clip_norm, mechanism.noise_multiplier)
-                steps = np.array([scenario.num_steps])
-                yield Forecast(steps, {metric: np.array([found])}, np.array([beyond]), 0.0, ())
+                steps = np.array(sorted({*record_at, scenario.num_steps}))
+                worst = 0.0 if metric == "accuracy" else math.inf
+                values = np.where(steps == 0, worst, found)
+                yield Forecast(steps, {metric: values}, np.full(len(steps), beyond), 0.0, ())
 
         monkeypatch.setattr(Moments, "forecasts", forecasts)
 
@@ -185,6 +189,38 @@ def cancer():
     problem = linear_model(*bundled("breast_cancer"))
     sampler = Poisson.for_batch_size(64, problem.num_examples)
     return problem, SampledGaussian(noise_multiplier=6.0, l2_clip_norm=2.0, sampler=sampler)
+
+
+QUICK = Moments(full_covariance_features=30, time_steps=6)
+
+
+def raw_cancer():
+    """Columns of size 0.01 to 1,000, as they come."""
+    data = load_breast_cancer()
+    names = tuple(map(str, data.target_names))
+    return linear_model(Dataset("raw columns", data.data.astype(np.float32), data.target, names))
+
+
+def test_on_raw_columns_it_looks_where_clipping_leaves_a_way_downhill():
+    """At clip norm 1 the first step leads uphill at any rate; by hand 0.38 is found at rate 1e-5, clip norm 300."""
+    problem = raw_cancer()
+    mechanism = SampledGaussian(
+        noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Poisson.for_batch_size(64, problem.num_examples)
+    )
+    best = forecast_best(problem, mechanism, DPSGD(learning_rate=1.0), num_steps=500, moments=QUICK)
+    assert best.outcome.status == OK
+    assert best.outcome.value < 0.38
+    assert not any("no better than the start" in reason for reason in best.reasons)
+
+
+def test_a_best_that_is_no_better_than_the_start_says_so(cancer):
+    problem, mechanism = cancer
+    best = forecast_best(
+        problem, mechanism, DPSGD(learning_rate=1.0), num_steps=200, moments=QUICK, learning_rates=(30.0, 60.0),
+        l2_clip_norms=(2.0, 4.0),
+    )  # fmt: skip
+    assert best.outcome.value > math.log(2)
+    assert any("no better than the start, 0.6931" in reason for reason in best.reasons)
 
 
 @pytest.mark.slow

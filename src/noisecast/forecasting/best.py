@@ -147,6 +147,7 @@ class _Search:
         if clips is not None:
             self.clips = _Line.within("l2_clip_norms", clips, COARSE_CLIP)
         else:
+            log_clip = self._downhill(log_clip)
             self.clips = _Line(log_clip - COARSE_CLIP, COARSE_CLIP, 3, True)
         self.slope = 0.0  # of the log learning rate along the log clip norm
         if rates is not None:
@@ -285,6 +286,14 @@ class _Search:
             optimizer=with_learning_rate(self.scenario.optimizer, rate),
         )
 
+    def _downhill(self, log_clip: float) -> float:
+        """The least clip norm, from this one on, at which the first step leads downhill; this one where none does.
+
+        On raw columns small clip norms turn the force away: what is left of the largest gradients is their direction.
+        """
+        logs = [log_clip + number * COARSE_CLIP for number in range(MOST_LINES // 2)]
+        return next((log for log in logs if _rate_by_first_step(self._scenario_at(_Point(0.0, log))) > 0), log_clip)
+
     def _pace(self, log_clip: float) -> tuple[float, float]:
         """log eta(C) of `forecast_best`, and its slope in log C."""
         logs = log_clip - COARSE_CLIP, log_clip, log_clip + COARSE_CLIP
@@ -333,7 +342,14 @@ class _Search:
         ]
         scenario = self._scenario_at(best)
         asker = self.askers["full"]
-        outcome = Outcome.of(next(asker.moments.forecasts([scenario], [])), asker.metric)  # with what a subsample adds
+        forecast = next(asker.moments.forecasts([scenario], [0]))
+        outcome = Outcome.of(forecast, asker.metric)  # with what a subsample adds
+        start = float(forecast.metrics[asker.metric][0])
+        if not outcome.order < replace(outcome, value=start).order:
+            self.reasons.append(
+                f"It is no better than the start, {start:.4g}: the search found no setting that trains this problem. "
+                "Bring its columns to one scale, or give learning_rates and l2_clip_norms around a setting that does."
+            )
         reasons = tuple(dict.fromkeys((*self.reasons, *outcome.reasons)))
         return BestForecast(scenario, outcome, pd.DataFrame(cells), reasons)
 

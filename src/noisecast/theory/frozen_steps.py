@@ -11,7 +11,8 @@ SATURATED = 1.95  # the most that learning rate times curvature can be where a f
 # Beyond it a direction's variance, eta^2 N/(x (2 - x)), shrinks fast with the slope that x has, and the slope shrinks
 # with the variance: found in turns, one from the other, they may swing ever wider.
 OVERSHOOTING = 1.5
-HALVINGS = 3  # at most, of a time step: with one too long, weights overshoot that then hardly move again
+# Of a time step, where a run is not long: after one too long weights overshoot, and then hardly move again.
+HALVINGS = 3
 SMALLEST_GAIN = 1e-8  # relative to the largest: below it a saturated sign no longer moves with its gradient
 
 
@@ -115,6 +116,16 @@ def _fading(x: Array, other: Array, num_steps: int, lag: float) -> tuple[Array, 
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         total = -np.expm1(-fading * num_steps) / fading
     return fading, np.where(np.abs(fading) < 1e-14, float(num_steps), total)
+
+
+def halvings_of(num_steps: int) -> int:
+    """How often a time step of such a run may be halved: more in long runs, whose first time step is long beside what
+    the weights take to settle.
+
+    >>> halvings_of(39_000), halvings_of(1_000_000)
+    (3, 7)
+    """
+    return HALVINGS + max(0, (num_steps - 1).bit_length() - 16)
 
 
 def bend(before: Array, after: Array) -> float:

@@ -25,13 +25,13 @@ from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, Response, chord
 from noisecast.theory.common_swing import Swing
 from noisecast.theory.frozen_steps import (
-    HALVINGS,
     OVERSHOOTING,
     SATURATED,
     SMALLEST_GAIN,
     advance_covariance,
     advance_variance,
     bend,
+    halvings_of,
     krylov_response,
     power_iteration,
 )
@@ -166,7 +166,7 @@ class _LogisticSolve:
                     then = {"curvature": self.limits.curvature, "steepest": steepest, "move": self.limits.move}
                     seen[asked] = metrics, beyond, then
                 if end is not None and is_finite(at):
-                    at = self._advance(at, field, step, end - step)
+                    at = self._advance(at, field, step, end - step, halvings=halvings_of(self.num_steps))
                 last = step
             recorded = {}
             for asked, (found, beyond, then) in seen.items():
@@ -176,7 +176,7 @@ class _LogisticSolve:
         reasons = self.limits.reasons(is_finite=is_finite(at), subsample_error=subsample_error)
         return collected(recorded, subsample_error, reasons)
 
-    def _advance(self, at: Weights, field: _Field, step: int, num_steps: int, *, halvings: int = HALVINGS) -> Weights:
+    def _advance(self, at: Weights, field: _Field, step: int, num_steps: int, *, halvings: int) -> Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
         half = num_steps // 2
         if half == 0:

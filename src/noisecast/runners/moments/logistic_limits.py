@@ -16,6 +16,7 @@ LARGEST_LASTING_STEP = 1.2  # eta times the largest curvature of all: where it i
 LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
 LARGEST_LASTING_MOVE = 1.5  # of the logits by a step later on, on average: no path is made of such steps
 WIDEST_SPREAD = 0.45  # of the loss, from run to run: beyond it no one Gaussian holds all runs
+WIDEST_HIGH_SPREAD, HIGH = 0.2, 2.0  # the same where the loss is so many times that of the start
 FAR, OF_FEW = 0.9, 2.75  # such a move, and as many times the loss: the loss is that of few outputs, thrown far
 
 
@@ -45,6 +46,7 @@ class Limits:
     is_fitted: bool = False  # by the row judged last, as the next one
     is_of_few: bool = False
     spread: float = 0.0  # of the loss from run to run, relative, as of the row judged last
+    is_high: bool = False  # the loss of the row judged last, beside the start's
     overshot: bool = False  # by directions that lag, at some step judged
 
     @property
@@ -61,6 +63,7 @@ class Limits:
         then.
         """
         self.is_fitted, self.spread = loss < FITTED * math.log(2), loss_std / loss if loss else 0.0
+        self.is_high = loss > HIGH * math.log(2)
         self.is_of_few = move > max(FAR, OF_FEW * loss)
         lasts = min(curvature, self.curvature) > LARGEST_LASTING_STEP
         overshoots = self._overshoots(step, steepest)
@@ -71,7 +74,7 @@ class Limits:
         """Whether runs differ so much that they feel different forces: one whose loss is high is driven back harder
         than the mean run, and its like are rarer than they would be.
         """
-        return self.spread > WIDEST_SPREAD
+        return self.spread > (WIDEST_HIGH_SPREAD if self.is_high else WIDEST_SPREAD)
 
     def _overshoots(self, step: int, curvature: float) -> bool:
         """Whether it is early, and directions that lag swing as an underdamped oscillator: eta lambda > 1/(4 L).

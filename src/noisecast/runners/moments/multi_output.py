@@ -20,12 +20,12 @@ from noisecast.runners.moments.output_examples import LAWS, OutputExamples, Outp
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, chord, sign_response
 from noisecast.theory.frozen_steps import (
-    HALVINGS,
     SATURATED,
     SMALLEST_GAIN,
     advance_covariance,
     advance_variance,
     bend,
+    halvings_of,
     krylov_response,
     power_iteration,
 )
@@ -152,7 +152,7 @@ class _MultiOutputSolve:
     def forecast(self, record_at: Sequence[int]) -> Forecast:
         affordable = max(6, WEIGHT_STEPS // (self.rows.num_weights * self.num_outputs))
         grid = time_grid(self.num_steps, min(self.settings.time_steps, affordable))
-        halvings = HALVINGS if affordable >= self.settings.time_steps else 0
+        halvings = halvings_of(self.num_steps) if affordable >= self.settings.time_steps else 0
         stops = sorted({0, *grid, *record_at})
         at, recorded, subsample_error = self._start(), {}, 0.0
         for step, end in zip(stops, [*stops[1:], None], strict=True):
