@@ -309,7 +309,7 @@ def test_a_metric_that_ranks_nothing_is_refused(trained, metric):
 def test_what_is_not_in_the_table_is_refused(trained):
     with pytest.raises(ValueError, match="recorded"):
         select(trained, metric="rmse", price=PUBLIC)
-    with pytest.raises(ValueError, match="runner sde recorded, got nothing"):
+    with pytest.raises(ValueError, match="Expected a runner that the sweep asked, training, got 'sde'"):
         select(trained, metric="loss", price=PUBLIC, runner="sde")
     with pytest.raises(ValueError, match="last_epochs"):
         select(trained, metric="loss", price=PUBLIC, last_epochs=-1)

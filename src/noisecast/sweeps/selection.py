@@ -162,8 +162,11 @@ def _of_one_problem(table: pd.DataFrame, problem: str | None) -> pd.DataFrame:
 def _scores(table: pd.DataFrame, metric: str, runner: str, last_epochs: float) -> pd.DataFrame:
     """One row a finished run: scenario, seed, score (NaN if it diverged, or is outside the range of its formula)."""
     rows = table.loc[table["runner"] == runner]
+    if not len(rows):
+        there = ", ".join(sorted(set(table["runner"]))) or "none"
+        raise ValueError(f"Expected a runner that the sweep asked, {there}, got '{runner}'.")
     if metric not in set(rows["metric"]):
-        there = ", ".join(sorted(set(rows["metric"]))) or "nothing"
+        there = ", ".join(sorted(set(rows["metric"])))
         raise ValueError(f"Expected {metric} among what the runner {runner} recorded, got {there}; choose from these.")
     rows = rows.loc[_is_late(rows, last_epochs)]
     # A score may look only at what it may be told by: the training loss must not decide which run has diverged.
