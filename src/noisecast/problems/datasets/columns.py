@@ -48,9 +48,9 @@ def check_known(wanted: Sequence[str], columns: Collection[str], source) -> None
         return
     names = "', '".join(missing)
     expected = f"a column '{names}'" if len(missing) == 1 else f"columns '{names}'"
-    told, only = f"Expected {expected} in {source}, got the columns {listed(list(columns))}.", next(iter(columns), "")
-    separators = [separator for separator in ";|\t" if separator in only]
-    if len(columns) == 1 and separators:
+    told = f"Expected {expected} in {source}, got the columns {listed(list(columns))}."
+    separators = [separator for separator in ";|\t" if any(separator in str(name) for name in columns)]
+    if separators:
         told += f" Its cells look separated by {separators[0]!r}; save it with commas, or with tabs as .tsv."
     raise DataError(told)
 
