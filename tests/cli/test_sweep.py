@@ -147,7 +147,9 @@ def test_all_rows_can_be_written(run, folder, swept):
 
 
 def test_columns_are_listed(run, swept):
-    assert {"column": "noise_multiplier", "type": "float64"} in run("results", "store", "--columns", "--json")["rows"]
+    listed = run("results", "store", "--columns", "--json")
+    assert {"column": "noise_multiplier", "type": "float64"} in listed["rows"]
+    assert "test_loss" in listed["metrics"] and "rmse" not in listed["metrics"]
 
 
 @pytest.mark.parametrize(

@@ -201,17 +201,30 @@ def test_a_very_long_run_ends_where_a_long_one_does(kind, learning_rate):
     assert longer.metrics["loss"][-1] < np.log(2)
 
 
-def test_a_high_loss_that_differs_much_from_run_to_run_is_not_called_ok():
-    """Rows repeated with a little noise; by 500 trained runs of such the forecast is 9 and 6 % too high."""
+def of_near_copies(noise_multiplier: float) -> Scenario:
     rng = np.random.default_rng(6)
     rows = np.repeat(rng.normal(size=(60, 25)), 25, axis=0) + 1e-3 * rng.normal(size=(1500, 25))
     problem = model(2, rows.astype(np.float32), np.repeat(rng.integers(0, 2, 60), 25))
     sampler = Poisson.for_batch_size(64, problem.num_examples)
-    for noise_multiplier in (6.0, 12.0):
-        scenario = asked(
-            problem, DPAdam(learning_rate=0.82), 500, noise_multiplier=noise_multiplier, sampler=sampler
-        )  # fmt: skip
-        forecast = Moments().forecast(scenario, [])
-        assert forecast.metrics["loss"][-1] > 2 * np.log(2)
-        assert forecast.extrapolated[-1]
-        assert any("From run to run the loss differs" in reason for reason in forecast.reasons)
+    return asked(problem, DPAdam(learning_rate=0.82), 500, noise_multiplier=noise_multiplier, sampler=sampler)
+
+
+@pytest.mark.parametrize("noise_multiplier", [6.0, 12.0])
+def test_a_high_loss_that_differs_much_from_run_to_run_is_not_called_ok(noise_multiplier):
+    forecast = Moments().forecast(of_near_copies(noise_multiplier), [])
+    assert forecast.metrics["loss"][-1] > 2 * np.log(2)
+    assert forecast.extrapolated[-1]
+    assert any("From run to run the loss differs" in reason for reason in forecast.reasons)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise_multiplier", [6.0, 12.0])
+def test_such_a_loss_is_forecast_too_high(noise_multiplier):
+    """Which docs/accuracy.md tells: 3 and 4 % by 500 trained runs, known to 1 %. If this fails, untell it."""
+    scenario = of_near_copies(noise_multiplier)
+    forecast = Moments().forecast(scenario, []).metrics["loss"][-1]
+    seeds = tuple(range(600_100, 600_600))
+    table = answer([scenario], runners=[Training()], record_at=[500], insecure_seeds=seeds)
+    losses = table.loc[(table["metric"] == "loss") & (table["step"] == 500), "value"]
+    print(f"{forecast / losses.mean() - 1:+.1%}, standard error {losses.sem() / losses.mean():.1%}")
+    assert 1.005 < forecast / losses.mean() < 1.10

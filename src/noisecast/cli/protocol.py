@@ -160,8 +160,8 @@ def _price(which: str, store: Path, found: pd.DataFrame, score: Score, by: str) 
 
 _WITHOUT_NOISE = "On private data there is no guarantee (ε = inf): a forecast reads the examples without noise."
 _DECIDED = (
-    "On private data there is no guarantee (ε = inf): losses at the first noise level decided which runs were made at "
-    "the others. Run protocol b in a new folder, then a in the same one: all runs are fixed then, and are counted."
+    "On private data there is no guarantee (ε = inf): losses of earlier runs in this store may have decided which were "
+    "made later, as in a's second part. Run protocol b in a new folder, then a in the same one: all are counted then."
 )
 
 
