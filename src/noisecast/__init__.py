@@ -47,6 +47,7 @@ _HOMES = {
     "TrialKind": "noisecast.privacy.tuning",
     "composed_epsilon": "noisecast.privacy.tuning",
     "repeat_select_epsilon": "noisecast.privacy.tuning",
+    "settled_order": "noisecast.privacy.tuning",
     "run_sweep": "noisecast.sweeps",
     "select": "noisecast.sweeps.selection",
     "train": "noisecast.release",

@@ -1,10 +1,11 @@
 """The privacy ledger: what has been spent on each data set, written down before it is spent.
 
 One SQLite file for any number of data sets, each with a budget (epsilon, delta). An entry is a mechanism and its number
-of steps; what a data set has spent is their composition (`privacy.tuning.composed_epsilon`, for runs that may depend on
-earlier ones), not their sum. Budgets that were set and runs are entries, numbered from 1 through the whole file, so the
-first run of a new ledger is entry 2. Entries are added and never changed: each carries the hash of all before it, and
-who reads them sees one that was altered or cut out of the middle; of such a ledger nothing more is told or spent.
+of steps; what a data set has spent is their composition, not their sum (`privacy.tuning.composed_epsilon`, for runs
+that may depend on earlier ones, at the Renyi order that the budget and the first run settle). Budgets that were set and
+runs are entries, numbered from 1 through the whole file, so the first run of a new ledger is entry 2. Entries are added
+and never changed: each carries the hash of all before it, and who reads them sees one that was altered or cut out of
+the middle; of such a ledger nothing more is told or spent.
 
 The entry comes first and the first noisy step after it, in one transaction that asks whether the budget allows it. So
 a crash in between counts as spent, though nothing was released, and of two processes that want the last of a budget one
@@ -27,7 +28,7 @@ from noisecast import __version__
 from noisecast.files import why_unwritable
 from noisecast.privacy.accounting import NONE, PrivacySpent, epsilon_text
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
-from noisecast.privacy.tuning import Run, composed_epsilon
+from noisecast.privacy.tuning import Run, composed_epsilon, settled_order
 
 FORMAT = 1
 SECONDS_TO_WAIT = 120.0  # for another process that is deciding whether its own run fits
@@ -111,7 +112,7 @@ class PrivacyLedger:
     ...     number = ledger.spend("reviews", mechanism, 20_000, what="a model", run=run)
     ...     print(number, round(ledger.spent("reviews").epsilon, 2))
     2 0.31
-    3 0.5
+    3 0.61
     >>> ledger.spend("reviews", mechanism, 200_000, what="a model", run="third")
     Traceback (most recent call last):
     ValueError: The budget of 'reviews' is ε = 1 at δ = 1e-05, of which ... is spent; with this run it would be ....  \
@@ -158,12 +159,12 @@ Spend less: more noise, or fewer steps.
     def spent(self, dataset: str) -> PrivacySpent:
         """All entries of a data set composed, at its budget's delta."""
         rows = self._rows()
-        return _composed(_runs(rows, dataset), _budget(rows, dataset).delta)
+        return _composed(rows, dataset, _budget(rows, dataset).delta)
 
     def spent_with(self, dataset: str, mechanism: SampledGaussian, num_steps: int) -> PrivacySpent:
         """What would be spent with one more run: nothing is written, and another process may come first."""
         rows = self._rows()
-        return _composed([*_runs(rows, dataset), Run(mechanism, num_steps, "next")], _budget(rows, dataset).delta)
+        return _composed(rows, dataset, _budget(rows, dataset).delta, Run(mechanism, num_steps, "next"))
 
     # --- Spending -----------------------------------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ Spend less: more noise, or fewer steps.
         check_budget(dataset, epsilon=epsilon, delta=delta)
         with self._writing() as connection:
             rows = self._sound_rows(connection)
-            spent = _composed(_runs(rows, dataset), delta).epsilon
+            spent = _composed(rows, dataset, delta).epsilon
             if spent > epsilon:
                 raise ValueError(
                     f"Expected a budget of at least the ε = {epsilon_text(spent)} that is spent on '{dataset}' at "
@@ -197,10 +198,9 @@ Spend less: more noise, or fewer steps.
             for row in rows:
                 if row.kind == "spend" and row.dataset == dataset and row.entry().run == run:
                     return _same_run(row.entry(), mechanism, num_steps)
-            before = _runs(rows, dataset)
-            after = _composed([*before, Run(mechanism, num_steps, run)], budget.delta).epsilon
+            after = _composed(rows, dataset, budget.delta, Run(mechanism, num_steps, run)).epsilon
             if after > budget.epsilon:
-                now = epsilon_text(_composed(before, budget.delta).epsilon)
+                now = epsilon_text(_composed(rows, dataset, budget.delta).epsilon)
                 raise ValueError(
                     f"The budget of '{dataset}' is ε = {budget.epsilon:g} at δ = {budget.delta:g}, of which {now} is "
                     f"spent; with this run it would be {epsilon_text(after)}. Spend less: more noise, or fewer steps."
@@ -221,7 +221,7 @@ Spend less: more noise, or fewer steps.
         for dataset in dict.fromkeys(row.dataset for row in rows):
             try:
                 budget = _budget(rows, dataset)
-                spent = _composed(_runs(rows, dataset), budget.delta).epsilon
+                spent = _composed(rows, dataset, budget.delta).epsilon
             except (ValueError, KeyError, TypeError) as error:
                 found.append(f"The entries of '{dataset}' cannot be read: {error}")
                 continue
@@ -385,11 +385,23 @@ def _runs(rows: Sequence[_Row], dataset: str) -> list[Run]:
     return [Run(entry.mechanism, entry.num_steps, entry.run) for entry in entries]
 
 
-def _composed(runs: Sequence[Run], delta: float) -> PrivacySpent:
+def _composed(rows: Sequence[_Row], dataset: str, delta: float, *more: Run) -> PrivacySpent:
+    """Everything spent on a data set, and what is to be spent beside it."""
+    runs = [*_runs(rows, dataset), *more]
     if not runs:
         return PrivacySpent(0.0, delta, NONE, Adjacency.ADD_OR_REMOVE_ONE, None, {NONE: 0.0}, "Nothing was spent.")
     # Whoever decides on the next run has seen what the runs before released.
-    return composed_epsilon(runs, target_delta=delta, are_adaptive=True)
+    return composed_epsilon(runs, target_delta=delta, order=_order(rows, dataset))
+
+
+def _order(rows: Sequence[_Row], dataset: str) -> float | None:
+    """The Renyi order that the first run and the budget that it had have settled; None before it."""
+    of_dataset = [row for row in rows if row.dataset == dataset]
+    first = next((place for place, row in enumerate(of_dataset) if row.kind == "spend"), None)
+    if first is None:
+        return None
+    budget = _budget(of_dataset[:first], dataset)
+    return settled_order(of_dataset[first].entry().mechanism, epsilon=budget.epsilon, delta=budget.delta)
 
 
 def _same_run(entry: Entry, mechanism: SampledGaussian, num_steps: int) -> int:

@@ -27,7 +27,7 @@ from noisecast.privacy.accounting import epsilon_spent
 from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.sampling import Shuffled
-from noisecast.privacy.tuning import Run
+from noisecast.privacy.tuning import OTHER_ORDERS, Run, settled_order
 
 IMDB, STACK_OVERFLOW, MOVIELENS = (
     (64 / 25_000, 39_000, 1e-5),
@@ -216,39 +216,45 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("are_adaptive", [False, True])
-def test_together_is_more_than_each_and_no_more_than_the_sum(are_adaptive):
-    together = composed_epsilon(RUNS, target_delta=1e-5, are_adaptive=are_adaptive).epsilon
+SETTLED = settled_order(RUNS[0].mechanism, epsilon=0.6, delta=1e-5)  # a budget that they fill
+
+
+@pytest.mark.parametrize("order", [None, SETTLED])
+def test_together_is_more_than_each_and_no_more_than_the_sum(order):
+    together = composed_epsilon(RUNS, target_delta=1e-5, order=order).epsilon
     parts = [epsilon_spent(run.mechanism, num_steps=run.num_steps, target_delta=1e-5 / 3).epsilon for run in RUNS]
     assert max(composed_epsilon([run], target_delta=1e-5).epsilon for run in RUNS) <= 1.005 * together
     assert together <= sum(parts)  # basic composition, each at a third of delta
 
 
 def test_runs_chosen_after_looking_cost_no_less_than_planned_ones():
-    planned, chosen = (composed_epsilon(RUNS, target_delta=1e-5, are_adaptive=each).epsilon for each in (False, True))
+    planned, chosen = (composed_epsilon(RUNS, target_delta=1e-5, order=each).epsilon for each in (None, SETTLED))
     assert planned <= chosen <= 1.5 * planned
 
 
-@pytest.mark.parametrize("are_adaptive", [False, True])
-def test_the_order_of_runs_does_not_matter(are_adaptive):
-    found = [
-        composed_epsilon(runs, target_delta=1e-5, are_adaptive=are_adaptive).epsilon
-        for runs in itertools.permutations(RUNS)
-    ]
+@pytest.mark.parametrize("order", [None, SETTLED])
+def test_the_order_of_runs_does_not_matter(order):
+    found = [composed_epsilon(runs, target_delta=1e-5, order=order).epsilon for runs in itertools.permutations(RUNS)]
     np.testing.assert_allclose(found, found[0], rtol=1e-6)
 
 
-def test_runs_added_by_renyi_divergences_are_dp_accountings_own():
-    accountant = RdpAccountant()
-    for run in RUNS:
-        accountant.compose(run.mechanism.dp_event(run.num_steps))
-    theirs = accountant.get_epsilon(1e-5)
-    found = composed_epsilon(RUNS, target_delta=1e-5, are_adaptive=True).epsilon
-    # At least what a lower bound says of runs planned beforehand; no looser than theirs, whose orders are coarser.
+@pytest.mark.parametrize("order", [3.5, 12.0, SETTLED])
+def test_runs_added_by_renyi_divergences_are_dp_accountings_own(order):
+    """At the settled order and half of delta, or at one of the others and its share of the other half."""
+
+    def theirs(at, delta):
+        accountant = RdpAccountant([at])
+        for run in RUNS:
+            accountant.compose(run.mechanism.dp_event(run.num_steps))
+        return accountant.get_epsilon(delta)
+
+    found = composed_epsilon(RUNS, target_delta=1e-5, order=order).epsilon
+    others = [theirs(other, 1e-5 / 2 / len(OTHER_ORDERS)) for other in OTHER_ORDERS]
+    # No looser than theirs, and at least what a lower bound says of runs planned beforehand.
+    assert found == pytest.approx(min(theirs(order, 1e-5 / 2), *others), rel=1e-9)
     plds = [pld.from_gaussian_mechanism(r.mechanism.noise_multiplier, sampling_prob=r.mechanism.sampling_probability,
             pessimistic_estimate=False, use_connect_dots=False).self_compose(r.num_steps) for r in RUNS]  # fmt: skip
-    lower = plds[0].compose(plds[1]).compose(plds[2]).get_epsilon_for_delta(1e-5)
-    assert lower <= found <= 1.001 * theirs
+    assert plds[0].compose(plds[1]).compose(plds[2]).get_epsilon_for_delta(1e-5) <= found
 
 
 def test_shuffled_epochs_are_gaussian_mechanisms():

@@ -77,7 +77,9 @@ def _table(ledger: PrivacyLedger, dataset: str) -> Table:
     title = (
         f"{escape(dataset)}: ε = {epsilon_text(spent.epsilon, 4)} of {budget.epsilon:g} spent at δ = {budget.delta:g}"
     )
-    caption = f"Composed by {spent.accountant}: less than the sum of the runs' own." if len(runs) > 1 else None
+    alone = sum(_epsilon_alone(run.mechanism, run.num_steps, budget.delta) for run in runs)
+    caption = f"Composed by {spent.accountant}, as runs that may depend on earlier ones" if len(runs) > 1 else None
+    caption = f"{caption}: less than the sum of their own." if caption and spent.epsilon < alone else caption
     table = Table(title=title, caption=caption, **TABLE_STYLE)
     for header in ("entry", "when (UTC)", "what", "noise", "q", "steps", "ε"):
         table.add_column(header, justify="left" if header in ("when (UTC)", "what") else "right")
