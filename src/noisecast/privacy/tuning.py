@@ -44,7 +44,7 @@ from noisecast.privacy.accounting import (
     _Step,
 )
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
-from noisecast.privacy.renyi import ORDERS
+from noisecast.privacy.renyi import ORDERS, SampledPair
 
 ALL_ORDERS = tuple(order for ladder in ORDERS for order in ladder)
 OTHER_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)  # where runs turn out other than the first
@@ -112,7 +112,6 @@ def composed_epsilon(
     return answer(*_smaller_bound(parts, target_delta, deadline))
 
 
-@cache
 def settled_order(mechanism: SampledGaussian, *, epsilon: float, delta: float) -> float:
     """The Renyi order > 1 at which a budget lasts longest for steps of a mechanism, by no look at what they release.
 
@@ -131,8 +130,13 @@ def settled_order(mechanism: SampledGaussian, *, epsilon: float, delta: float) -
     # The divergence that is epsilon at an order and half of delta (Canonne, Kamath, Steinke 2020, Prop. 12); where an
     # epsilon is too small for any, the order that comes nearest.
     room = epsilon - np.log1p(-1 / orders) + np.log(orders * delta / 2) / (orders - 1)
-    lasts = np.where(room > 0, room / one_step.pair.divergences(ALL_ORDERS), room)
+    lasts = np.where(room > 0, room / _at_all_orders(one_step.pair), room)
     return float(orders[np.argmax(lasts)])
+
+
+@cache  # it takes half a second, and a ledger asks for the same again and again
+def _at_all_orders(pair: SampledPair) -> np.ndarray:
+    return pair.divergences(ALL_ORDERS)
 
 
 def _epsilon_chosen(settled: float, parts: Sequence[_Step], target_delta: float) -> float:
