@@ -159,6 +159,9 @@ def test_three_mistakes_are_reported_at_once(ask):
 @pytest.mark.parametrize(
     "old, new, sentence",
     [
+        ("num_steps = 100", "steps = 100", "has no key 'steps'; did you mean 'num_steps'?"),
+        ("learning_rate", "lr", "has no key 'lr'; did you mean 'learning_rate'?"),
+        ("l2_clip_norm", "max_grad_norm", "has no key 'max_grad_norm'; did you mean 'l2_clip_norm'?"),
         ("num_steps = 100", "num_stps = 100", "has no key 'num_stps'; did you mean 'num_steps'?"),
         ("num_steps = 100", "", "Expected num_steps, got nothing"),
         ("num_steps = 100", "num_steps = 1.5", "Expected num_steps to be a whole number, got 1.5."),

@@ -9,6 +9,18 @@ from pydantic import BaseModel, ValidationError
 from noisecast.scenario_file.values import LIST, RANGE
 
 _T = TypeVar("_T", bound=BaseModel)
+# What other tools, and papers, call it.
+_ELSEWHERE = {
+    **dict.fromkeys(("lr", "eta", "step_size"), "learning_rate"),
+    **dict.fromkeys(("max_grad_norm", "clip", "clip_norm", "clipping_norm", "l2_norm_clip"), "l2_clip_norm"),
+    **dict.fromkeys(("sigma", "noise"), "noise_multiplier"),
+    **dict.fromkeys(("eps", "epsilon"), "target_epsilon"),
+    "delta": "target_delta",
+    "steps": "num_steps",
+    "epochs": "num_epochs",
+    "beta1": "b1",
+    "beta2": "b2",
+}
 # What pydantic calls a valid one of these is here:
 _KINDS = {
     "integer": "a whole number",
@@ -57,6 +69,9 @@ def as_meant(table: dict, model: type[BaseModel]) -> set[str]:
 
 
 def closest(name: str, names: Collection[str]) -> str | None:
+    elsewhere = _ELSEWHERE.get(name.lower())
+    if elsewhere in names:
+        return elsewhere
     return next(iter(difflib.get_close_matches(name, names, n=1)), None)
 
 

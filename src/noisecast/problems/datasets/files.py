@@ -39,6 +39,7 @@ from noisecast.problems.datasets.tables import read_table
 from noisecast.problems.datasets.text_encoder import TextEncoder, TextKind, read_vocabulary
 
 MAX_COLUMNS = 100_000_000
+LABEL_ARRAYS = ("label", "labels", "y")  # of an .npz
 BYTES_A_COLUMN = 40  # that training takes for each, named in the file or not
 
 
@@ -209,6 +210,11 @@ def _labels(
 def _label_cells(raw: _RawFile, label: str):
     if isinstance(raw.rows, pd.DataFrame):
         return column_of(raw.rows, label, raw.source)
+    if label not in LABEL_ARRAYS:
+        raise DataError(
+            f"Expected a table for the label column '{label}', got the matrix {raw.source}, whose labels are its own "
+            f"({', '.join(LABEL_ARRAYS)} of an .npz); name none."
+        )
     if raw.labels is None:
         raise DataError(f"Expected an array 'labels', 'label' or 'y' in {raw.source}, got none.")
     return raw.labels
@@ -216,8 +222,9 @@ def _label_cells(raw: _RawFile, label: str):
 
 def _fit_encoder(raw: _RawFile, options: ReadOptions) -> Encoder:
     if not isinstance(raw.rows, pd.DataFrame):
-        if options.text or options.columns or options.bounds or options.vocabulary:
-            raise DataError(f"Expected a table for text, vocabulary, columns or bounds, got the matrix {raw.source}.")
+        if options.text or options.columns or options.bounds or options.vocabulary or options.max_tokens:
+            asked = "text, vocabulary, max_tokens, columns or bounds"
+            raise DataError(f"Expected a table for {asked}, got the matrix {raw.source}.")
         return _fit_matrix(raw, options)
     if options.text is not None:
         if options.columns or options.bounds:
