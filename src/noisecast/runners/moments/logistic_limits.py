@@ -14,6 +14,7 @@ SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabili
 LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the way: steps overshoot
 LARGEST_LASTING_STEP = 1.2  # eta times the largest curvature of all: where it is no passing one
 LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
+LEAST_THROWN_SHARE, THROWN = 0.9, 1.0  # the same, of logits that a step moves by so much
 LARGEST_LASTING_MOVE = 1.5  # of the logits by a step later on, on average: no path is made of such steps
 WIDEST_SPREAD = 0.45  # of the loss, from run to run: beyond it no one Gaussian holds all runs
 WIDEST_HIGH_SPREAD, HIGH = 0.2, 2.0  # the same where the loss is so many times that of the start
@@ -53,7 +54,7 @@ class Limits:
     def are_passed(self) -> bool:
         """By what is known without the loss."""
         too_small = self.used < FEWEST_EXAMPLES or self.least_bound < SMALLEST_BOUND
-        too_far = self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self.share < LEAST_SHARE
+        too_far = self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self.share < self._least_share
         return bool(too_far or self._is_short or too_small or self.move > LARGEST_LASTING_MOVE)
 
     def are_passed_by(
@@ -68,6 +69,10 @@ class Limits:
         lasts = min(curvature, self.curvature) > LARGEST_LASTING_STEP
         overshoots = self._overshoots(step, steepest)
         return self.is_fitted or self.is_of_few or self._is_scattered or lasts or overshoots
+
+    @property
+    def _least_share(self) -> float:
+        return LEAST_THROWN_SHARE if self.move > THROWN else LEAST_SHARE
 
     @property
     def _is_scattered(self) -> bool:
@@ -133,8 +138,8 @@ class Limits:
                 "to tens of per cent.",
             ),
             (
-                self.share < LEAST_SHARE,
-                f"Examples have pushed more than {1 - LEAST_SHARE:.0%} of their outputs' own fluctuation away: they "
+                self.share < self._least_share,
+                f"Examples have pushed more than {1 - self._least_share:.0%} of their outputs' own fluctuation away: they "
                 "fit each other's noise, which the closure takes for independent, and the loss may be off by tens of "
                 "per cent.",
             ),
