@@ -139,9 +139,9 @@ class Limits:
             ),
             (
                 self.share < self._least_share,
-                f"Examples have pushed more than {1 - self._least_share:.0%} of their outputs' own fluctuation away: they "
-                "fit each other's noise, which the closure takes for independent, and the loss may be off by tens of "
-                "per cent.",
+                f"Examples have pushed more than {1 - self._least_share:.0%} of their outputs' own fluctuation away: "
+                "they fit each other's noise, which the closure takes for independent, and the loss may be off by tens "
+                "of per cent.",
             ),
             (self.is_fitted, OF_A_FIT),
             (
