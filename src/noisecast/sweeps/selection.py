@@ -166,7 +166,8 @@ def _scores(table: pd.DataFrame, metric: str, runner: str, last_epochs: float) -
         there = ", ".join(sorted(set(table["runner"]))) or "none"
         raise ValueError(f"Expected a runner that the sweep asked, {there}, got '{runner}'.")
     if metric not in set(rows["metric"]):
-        there = ", ".join(sorted(set(rows["metric"])))
+        scores = (each for each in set(rows["metric"]) if each.removeprefix(HELD_OUT) in MORE_IS_BETTER)
+        there = ", ".join(sorted(scores)) or "no score"
         raise ValueError(f"Expected {metric} among what the runner {runner} recorded, got {there}; choose from these.")
     rows = rows.loc[_is_late(rows, last_epochs)]
     # A score may look only at what it may be told by: the training loss must not decide which run has diverged.
