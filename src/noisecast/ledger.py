@@ -68,6 +68,7 @@ class Entry:
       mechanism, num_steps: what was spent.   what: in words.
       run: a name of the run's randomness, the same when it is resumed; says nothing of the noise.
       when: UTC, ISO 8601.   version: of noisecast.
+      settled_order: of the first run: the Renyi order at which it and all later ones add up; None of later ones.
     """
 
     number: int
@@ -78,6 +79,7 @@ class Entry:
     run: str
     when: str
     version: str
+    settled_order: float | None = None
 
 
 class Account(NamedTuple):
@@ -112,7 +114,7 @@ class PrivacyLedger:
     ...     number = ledger.spend("reviews", mechanism, 20_000, what="a model", run=run)
     ...     print(number, round(ledger.spent("reviews").epsilon, 2))
     2 0.31
-    3 0.61
+    3 0.62
     >>> ledger.spend("reviews", mechanism, 200_000, what="a model", run="third")
     Traceback (most recent call last):
     ValueError: The budget of 'reviews' is ε = 1 at δ = 1e-05, of which ... is spent; with this run it would be ....  \
@@ -201,11 +203,20 @@ Spend less: more noise, or fewer steps.
             after = _composed(rows, dataset, budget.delta, Run(mechanism, num_steps, run)).epsilon
             if after > budget.epsilon:
                 now = epsilon_text(_composed(rows, dataset, budget.delta).epsilon)
+                least = _composed(rows, dataset, budget.delta, Run(mechanism, 0, run)).epsilon
+                way_out = "Spend less: more noise, or fewer steps."
+                if least > budget.epsilon:
+                    way_out = (
+                        "With any run after it what is spent counts as chosen step by step, "
+                        f"{epsilon_text(least)} by itself: nothing fits but into a larger budget."
+                    )
                 raise ValueError(
                     f"The budget of '{dataset}' is ε = {budget.epsilon:g} at δ = {budget.delta:g}, of which {now} is "
-                    f"spent; with this run it would be {epsilon_text(after)}. Spend less: more noise, or fewer steps."
+                    f"spent; with this run it would be {epsilon_text(after)} at that δ. {way_out}"
                 )
             content = {"mechanism": mechanism.as_data(), "num_steps": num_steps, "what": what, "run": run}
+            if not _runs(rows, dataset):
+                content["settled_order"] = settled_order(mechanism, epsilon=budget.epsilon, delta=budget.delta)
             return _append(connection, rows, "spend", dataset, content | _stamp())
 
     def check(self) -> list[str]:
@@ -318,6 +329,8 @@ class _Row(NamedTuple):
             found = Entry(number=self.number, dataset=self.dataset, mechanism=mechanism, **data)
             if not all(isinstance(text, str) for text in (found.what, found.run, found.when, found.version)):
                 raise TypeError("text")
+            if not isinstance(found.settled_order, float | None):
+                raise TypeError("number")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"Entry {self.number} cannot be read: it was altered; do not trust the totals.") from None
         return found
@@ -400,8 +413,9 @@ def _order(rows: Sequence[_Row], dataset: str) -> float | None:
     first = next((place for place, row in enumerate(of_dataset) if row.kind == "spend"), None)
     if first is None:
         return None
-    budget = _budget(of_dataset[:first], dataset)
-    return settled_order(of_dataset[first].entry().mechanism, epsilon=budget.epsilon, delta=budget.delta)
+    entry, budget = of_dataset[first].entry(), _budget(of_dataset[:first], dataset)
+    # Ledgers that were begun before it was written down have settled it all the same.
+    return entry.settled_order or settled_order(entry.mechanism, epsilon=budget.epsilon, delta=budget.delta)
 
 
 def _same_run(entry: Entry, mechanism: SampledGaussian, num_steps: int) -> int:

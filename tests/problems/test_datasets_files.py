@@ -321,6 +321,7 @@ BAD_FILES = [
     ("t.npz", npz(**CSR_ARRAYS, counts=[1, 2], num_tokens=[3]), None, "Expected num_tokens (2,)"),
     ("t.npz", FORMATS["t.npz"], ReadOptions(label="answer"), "a table for the label column 'answer', got the matrix"),
     ("t.svm", SVM_FROM_1, ReadOptions(label="answer"), "a table for the label column 'answer', got the matrix"),
+    ("t.npz", npz(X=FEATURES, y=[0, 1, 1, 0], labels=[1, 0, 0, 1]), None, "one array of labels in {}, got labels, y"),
     ("t.npz", FORMATS["t.npz"], ReadOptions(max_tokens=5), "for text, vocabulary, max_tokens, columns or"),
     ("t.xlsx", "PK", None, ".csv, .tsv, .parquet, .svm, .svmlight, .libsvm, .npz (and perhaps .gz), got {}"),
     ("t", "a,label\n", None, "Expected a file that ends in"),

@@ -161,6 +161,10 @@ def test_three_mistakes_are_reported_at_once(ask):
     [
         ("num_steps = 100", "steps = 100", "has no key 'steps'; did you mean 'num_steps'?"),
         ("learning_rate", "lr", "has no key 'lr'; did you mean 'learning_rate'?"),
+        ("num_steps = 100", "num_steps = 100\nlr = 1", "'lr'; did you mean 'learning_rate' of [[optimizer]]?"),
+        ("num_steps = 100", "num_steps = 100\ntarget_epsilon = 1", "did you mean 'target_epsilon' of [mechanism]?"),
+        ("batch_size = 64", "batch_size = 64\ntarget_delta = 0.1", "did you mean 'target_delta' above all tables?"),
+        ("num_steps = 100", "num_steps = 100\nsecure_mode = true", "has no key 'secure_mode'; there are "),
         ("l2_clip_norm", "max_grad_norm", "has no key 'max_grad_norm'; did you mean 'l2_clip_norm'?"),
         ("num_steps = 100", "num_stps = 100", "has no key 'num_stps'; did you mean 'num_steps'?"),
         ("num_steps = 100", "", "Expected num_steps, got nothing"),

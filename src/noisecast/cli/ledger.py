@@ -57,7 +57,8 @@ def _check(ledger: PrivacyLedger, json: bool) -> None:
         raise ValueError(" ".join(troubles))
     if not json:
         count = sum(len(ledger.entries(dataset)) for dataset in ledger.datasets)
-        to_reader().print(f"{ledger.path} is sound: {count} runs, none altered, no budget exceeded.", soft_wrap=True)
+        runs = "1 run" if count == 1 else f"{count} runs"
+        to_reader().print(f"{ledger.path} is sound: {runs}, none altered, no budget exceeded.", soft_wrap=True)
 
 
 def _show(ledger: PrivacyLedger, datasets: tuple[str, ...], json: bool) -> None:

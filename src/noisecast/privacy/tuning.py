@@ -47,7 +47,8 @@ from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.renyi import ORDERS, SampledPair
 
 ALL_ORDERS = tuple(order for ladder in ORDERS for order in ladder)
-OTHER_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)  # where runs turn out other than the first
+# Where runs turn out other than the first. Ledgers rest on it: after runs were looked at it must not change.
+OTHER_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 Cell = tuple[SampledGaussian, int]  # what every step of a run releases, and how many there are
 
 
@@ -75,11 +76,11 @@ def composed_epsilon(
       target_delta: 0 < delta < 1.   time_limit_s: as for `epsilon_spent` [s].
       order: of Renyi divergences, > 1, settled before the first run (`settled_order`); given where a run's noise or
         number of steps, or whether there is another run at all, may have been decided by what earlier ones released.
-        Several sampled runs then add up by their divergences at one order, which hold all the same while a budget that
-        was set before is kept (Feldman and Zrnic, NeurIPS 2021; Lecuyer 2021), as do those of runs without sampling
-        (Smith and Thakurta 2022). Privacy loss distributions need a fixed plan. So does the best of all orders, for
-        whoever chooses runs chooses the order with them; half of delta pays for the settled one, and the other half
-        for fourteen others, so that it does not matter which of these is the best in the end (a union bound).
+        Several runs then add up by their divergences at one order, which hold all the same while a budget that was
+        set before is kept (Feldman and Zrnic, NeurIPS 2021; Lecuyer 2021), or as one Gaussian mechanism while none is
+        sampled (Smith and Thakurta 2022). Privacy loss distributions need a fixed plan. So does the best of several
+        bounds, for whoever chooses runs chooses the bound with them, unless each has its share of delta (a union
+        bound): half is for the settled order, a quarter for the Gaussian mechanism, a quarter for fourteen others.
     Raises: ValueError for runs whose guarantees speak of different neighbours, or that share batches of two samplers.
 
     >>> from noisecast.privacy.sampling import Poisson
@@ -92,6 +93,8 @@ def composed_epsilon(
     0.22
     """
     _check_delta(target_delta)
+    if order is not None and not 1 < order <= ALL_ORDERS[-1]:
+        raise ValueError(f"Expected an order between 1 and {ALL_ORDERS[-1]:,}, got {order}; see settled_order.")
     adjacency = _common_adjacency([run.mechanism for run in runs])
     deadline = time.monotonic() + time_limit_s
 
@@ -103,12 +106,13 @@ def composed_epsilon(
     parts = _parts(runs, adjacency)
     if not parts:
         return answer(0.0, NONE, {NONE: 0.0}, "No step was taken, so nothing was released.")
+    if order is not None and len(runs) > 1:
+        found = _epsilons_chosen(order, parts, target_delta)
+        accountant = min(found, key=lambda name: found[name])
+        return answer(found[accountant], accountant, found, "As runs that may depend on earlier ones.")
     if all(part.probability == 1 for part in parts):
         epsilon = parts[0].exact_epsilon(target_delta)
         return answer(epsilon, EXACT, {EXACT: epsilon}, None)
-    if order is not None and len(runs) > 1:
-        epsilon = _epsilon_chosen(order, parts, target_delta)
-        return answer(epsilon, RDP, {RDP: epsilon}, "Runs that may depend on earlier ones add up by RDP alone.")
     return answer(*_smaller_bound(parts, target_delta, deadline))
 
 
@@ -116,13 +120,17 @@ def settled_order(mechanism: SampledGaussian, *, epsilon: float, delta: float) -
     """The Renyi order > 1 at which a budget lasts longest for steps of a mechanism, by no look at what they release.
 
     Args:
-      mechanism: of the first run.   epsilon, delta: the budget, as it was set before; epsilon > 0, 0 < delta < 1.
+      mechanism: of the first run.   epsilon, delta: the budget, as it was set before; 0 < epsilon < inf, 0 < delta < 1.
+    Raises: ValueError: out of range.
 
     >>> from noisecast.privacy.sampling import Poisson
     >>> mechanism = SampledGaussian(noise_multiplier=4.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
     >>> [round(settled_order(mechanism, epsilon=epsilon, delta=1e-5), 1) for epsilon in (0.5, 1, 8)]
     [34.0, 19.0, 4.1]
     """
+    _check_delta(delta)
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"Expected 0 < epsilon < inf, got {epsilon}.")
     if mechanism.noise_multiplier == 0:
         return 2.0  # no order helps
     orders = np.array(ALL_ORDERS)
@@ -139,8 +147,8 @@ def _at_all_orders(pair: SampledPair) -> np.ndarray:
     return pair.divergences(ALL_ORDERS)
 
 
-def _epsilon_chosen(settled: float, parts: Sequence[_Step], target_delta: float) -> float:
-    """At the settled order with half of delta, or one of the others with its share of the other half."""
+def _epsilons_chosen(settled: float, parts: Sequence[_Step], target_delta: float) -> dict[str, float]:
+    """Each bound with its share of delta, by accountant."""
     from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
     def epsilon(order: float, delta: float) -> float:
@@ -149,8 +157,11 @@ def _epsilon_chosen(settled: float, parts: Sequence[_Step], target_delta: float)
         divergence = sum(part.count * float(part.pair.divergences(orders)[0]) for part in parts)
         return float(compute_epsilon([order], [divergence], delta)[0])
 
-    share = target_delta / 2 / len(OTHER_ORDERS)
-    return min(epsilon(settled, target_delta / 2), *(epsilon(order, share) for order in OTHER_ORDERS))
+    share = target_delta / 4 / len(OTHER_ORDERS)
+    found = {RDP: min(epsilon(settled, target_delta / 2), *(epsilon(order, share) for order in OTHER_ORDERS))}
+    if all(part.probability == 1 for part in parts):
+        found[EXACT] = parts[0].exact_epsilon(target_delta / 4)
+    return found
 
 
 def _common_adjacency(mechanisms: Sequence[SampledGaussian]) -> Adjacency:

@@ -12,15 +12,31 @@ _T = TypeVar("_T", bound=BaseModel)
 # What other tools, and papers, call it.
 _ELSEWHERE = {
     **dict.fromkeys(("lr", "eta", "step_size"), "learning_rate"),
-    **dict.fromkeys(("max_grad_norm", "clip", "clip_norm", "clipping_norm", "l2_norm_clip"), "l2_clip_norm"),
+    **dict.fromkeys(("max_grad_norm", "clip", "clip_norm", "clipping_norm", "l2_clip", "l2_norm_clip"), "l2_clip_norm"),
     **dict.fromkeys(("sigma", "noise"), "noise_multiplier"),
-    **dict.fromkeys(("eps", "epsilon"), "target_epsilon"),
+    **dict.fromkeys(("epsilon", "target_eps"), "target_epsilon"),
+    **dict.fromkeys(("sample_rate", "batch"), "batch_size"),
+    **dict.fromkeys(("num_runs", "runs", "repeats"), "num_seeds"),
     "delta": "target_delta",
     "steps": "num_steps",
     "epochs": "num_epochs",
+    "seed": "insecure_seeds",
     "beta1": "b1",
     "beta2": "b2",
+    "adam_epsilon": "eps",
+    "target": "label",
+    "test_size": "test_fraction",
+    "num_factors": "dim",
+    "type": "kind",
 }
+# Where a key belongs that is looked for in another table.
+_HOMES = {
+    **dict.fromkeys(("learning_rate", "b1", "b2", "eps"), "of [[optimizer]]"),
+    **dict.fromkeys(("noise_multiplier", "target_epsilon", "l2_clip_norm", "batch_size"), "of [mechanism]"),
+    **dict.fromkeys(("target_delta", "num_steps", "num_epochs", "num_seeds", "insecure_seeds"), "above all tables"),
+    **dict.fromkeys(("kind", "label", "test_fraction"), "of [problem]"),
+}
+ALIKE = 0.75  # a key: of less it is guesswork what was meant
 # What pydantic calls a valid one of these is here:
 _KINDS = {
     "integer": "a whole number",
@@ -69,14 +85,17 @@ def as_meant(table: dict, model: type[BaseModel]) -> set[str]:
 
 
 def closest(name: str, names: Collection[str]) -> str | None:
-    elsewhere = _ELSEWHERE.get(name.lower())
-    if elsewhere in names:
-        return elsewhere
-    return next(iter(difflib.get_close_matches(name, names, n=1)), None)
+    """The key of a table that was meant by another."""
+    meant = _ELSEWHERE.get(name.lower(), name)
+    if meant in names:
+        return meant
+    if meant in _HOMES:  # of another table: what looks like it here is something else
+        return None
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=ALIKE)), None)
 
 
 def not_among(what: str, got: Any, names: Collection[str]) -> str:
-    close = closest(str(got), names)
+    close = next(iter(difflib.get_close_matches(str(got), names, n=1)), None)
     hint = f"; did you mean '{close}'?" if close else "."
     return f"Expected {what} to be one of {', '.join(names)}, got {'nothing' if got is None else repr(got)}{hint}"
 
@@ -91,9 +110,7 @@ def _sentence(error: Any, where: str, model: type[BaseModel], table: dict) -> st
     got, context = error["input"], error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            close = closest(name, model.model_fields)
-            hint = f"did you mean '{close}'?" if close else f"there are {', '.join(model.model_fields)}."
-            return f"{where}has no key '{name}'; {hint}".strip()
+            return f"{where}has no key '{name}'; {_hint(name, model.model_fields)}".strip()
         case "missing":
             return f"Expected {where}{name}, got nothing; add it."
         case "value_error":
@@ -107,3 +124,12 @@ def _sentence(error: Any, where: str, model: type[BaseModel], table: dict) -> st
             wanted = error["msg"].removeprefix("Input should be ")
             kind = wanted.removeprefix("a valid ").split()[0].rstrip(",")
             return f"Expected {where}{name} to be {_KINDS.get(kind, wanted)}, got {got!r}."
+
+
+def _hint(name: str, names: Collection[str]) -> str:
+    if (close := closest(name, names)) is not None:
+        return f"did you mean '{close}'?"
+    elsewhere = _ELSEWHERE.get(name.lower(), name)
+    if elsewhere in _HOMES:
+        return f"did you mean '{elsewhere}' {_HOMES[elsewhere]}?"
+    return f"there are {', '.join(names)}."

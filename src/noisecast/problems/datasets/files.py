@@ -212,8 +212,8 @@ def _label_cells(raw: _RawFile, label: str):
         return column_of(raw.rows, label, raw.source)
     if label not in LABEL_ARRAYS:
         raise DataError(
-            f"Expected a table for the label column '{label}', got the matrix {raw.source}, whose labels are its own "
-            f"({', '.join(LABEL_ARRAYS)} of an .npz); name none."
+            f"Expected a table for the label column '{label}', got the matrix {raw.source}, which has labels of its "
+            "own; name none."
         )
     if raw.labels is None:
         raise DataError(f"Expected an array 'labels', 'label' or 'y' in {raw.source}, got none.")
@@ -314,7 +314,10 @@ _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?")
 
 def _read_npz(path) -> tuple[Features, np.ndarray | None]:
     arrays = read_npz(path)
-    labels = next((arrays[name] for name in ("labels", "label", "y") if name in arrays), None)
+    there = [name for name in LABEL_ARRAYS if name in arrays]
+    if len(there) > 1:
+        raise DataError(f"Expected one array of labels in {path}, got {listed(there)}; leave one in.")
+    labels = arrays[there[0]] if there else None
     dense = next((arrays[name] for name in ("features", "X") if name in arrays), None)
     if dense is None and "indptr" not in arrays:
         raise DataError(
