@@ -106,13 +106,13 @@ def test_what_the_ledger_will_count_stands_beside_what_was_planned(folder, ledge
     [scenario] = read_scenario_file(folder / "asked.toml").scenarios
     training = scenario.mechanism.with_noise_multiplier(left["noise_multiplier"])
     assert left["spent_in_ledger"] == ledger.spent_with("films", training, 20).epsilon
-    assert left["target_epsilon"] == 2 < left["spent_in_ledger"] and len(ledger.entries("films")) == 1
+    assert left["target_epsilon"] == 2 < left["spent_in_ledger"] < 3.4 and len(ledger.entries("films")) == 1
     assert main(["ledger", "budget", "l", "films", "--epsilon", "2", "--delta", "1e-4"]) == 0
     capsys.readouterr()
     assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER) == 0
     told = capsys.readouterr().out
     spent = ledger.spent_with("films", training, 20).epsilon
-    assert "in the ledger" in told and spent > left["spent_in_ledger"] and re.search(r"\d\.\d+, refused", told)
+    assert "in the ledger" in told and spent > left["spent_in_ledger"] and re.search(r"3\.\d+, refused", told)
 
 
 def test_each_probe_costs_again_until_the_budget_refuses(folder, ledger, capsys):

@@ -81,7 +81,8 @@ def composed_epsilon(
         sampled (Smith and Thakurta 2022). Privacy loss distributions need a fixed plan. So does the best of several
         bounds, for whoever chooses runs chooses the bound with them, unless each has its share of delta (a union
         bound): eight tenths the settled order, a tenth the Gaussian mechanism, a tenth fourteen other orders.
-    Raises: ValueError for runs whose guarantees speak of different neighbours, or that share batches of two samplers.
+    Raises: ValueError for runs whose guarantees speak of different neighbours, or that share batches of two samplers,
+      or an order out of range.
 
     >>> from noisecast.privacy.sampling import Poisson
     >>> mechanism = SampledGaussian(noise_multiplier=4.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
