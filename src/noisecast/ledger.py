@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from noisecast import __version__
 from noisecast.files import why_unwritable
 from noisecast.privacy.accounting import NONE, PrivacySpent, epsilon_text
+from noisecast.privacy.calibration import least_noise
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.tuning import Run, composed_epsilon, settled_order
 
@@ -167,6 +168,25 @@ Spend less: more noise, or fewer steps.
         """What would be spent with one more run: nothing is written, and another process may come first."""
         rows = self._rows()
         return _composed(rows, dataset, _budget(rows, dataset).delta, Run(mechanism, num_steps, "next"))
+
+    def least_noise_multiplier(
+        self, dataset: str, mechanism: SampledGaussian, num_steps: int, *, after: tuple[SampledGaussian, int]
+    ) -> float | None:
+        """The least noise of a run for which the budget has room after another; None where no noise is enough.
+
+        Args:
+          mechanism, num_steps: of the run; its noise_multiplier is ignored.   after: mechanism and steps of the other.
+        """
+        rows = self._rows()
+        budget = _budget(rows, dataset)
+        order = _order(rows, dataset) or settled_order(after[0], epsilon=budget.epsilon, delta=budget.delta)
+        before = [*_runs(rows, dataset), Run(*after, "next")]
+
+        def fits(noise_multiplier: float) -> bool:
+            runs = [*before, Run(mechanism.with_noise_multiplier(noise_multiplier), num_steps, "the one after")]
+            return composed_epsilon(runs, target_delta=budget.delta, order=order).epsilon <= budget.epsilon
+
+        return least_noise(fits)
 
     # --- Spending -----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ import pytest
 
 from noisecast.cli import main
 from noisecast.ledger import PrivacyLedger
+from noisecast.privacy.mechanism import SampledGaussian
+from noisecast.privacy.sampling import Poisson
 from noisecast.scenario_file import read_scenario_file
 
 SCENARIO = """
@@ -115,6 +117,33 @@ def test_what_the_ledger_will_count_stands_beside_what_was_planned(folder, ledge
     assert "in the ledger" in told and spent > left["spent_in_ledger"] and re.search(r"3\.\d+, refused", told)
 
 
+@pytest.mark.parametrize("budget, is_begun", [(3, False), (5, True)])
+def test_from_which_noise_on_the_ledger_allows_the_training_is_said(folder, capsys, budget, is_begun):
+    """As the ledger itself decides then: with a hair less it would refuse. Of a new ledger, and of one with a run."""
+    assert main(["ledger", "budget", "l", "films", "--epsilon", str(budget), "--delta", "1e-4"]) == 0
+    ledger = PrivacyLedger(folder / "l")
+    if is_begun:
+        sampler = Poisson.for_batch_size(8, 400)
+        before = SampledGaussian(noise_multiplier=2.0, l2_clip_norm=0.5, sampler=sampler)
+        ledger.spend("films", before, 20, what="a model", run="before")
+    capsys.readouterr()
+    assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER, "--json") == 0
+    least = json.loads(capsys.readouterr().out)["least_noise_multiplier_in_ledger"]
+    [scenario] = read_scenario_file(folder / "asked.toml").scenarios
+    for noise_multiplier, fits in ((least, True), (0.998 * least, False)):
+        spent = ledger.spent_with("films", scenario.mechanism.with_noise_multiplier(noise_multiplier), 20).epsilon
+        assert (spent <= budget) == fits, (noise_multiplier, spent)
+
+
+def test_a_probe_that_leaves_no_room_for_a_training_is_not_paid(folder, capsys):
+    assert main(["ledger", "budget", "l", "films", "--epsilon", "0.51", "--delta", "1e-4"]) == 0
+    capsys.readouterr()
+    assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER) == 2
+    printed = capsys.readouterr()
+    assert "room for the training after the probe" in printed.err and "ε = 0.51" in printed.err
+    assert printed.out == "" and PrivacyLedger(folder / "l").entries("films") == ()
+
+
 def test_each_probe_costs_again_until_the_budget_refuses(folder, ledger, capsys):
     assert main(["ledger", "budget", "l", "films", "--epsilon", "0.9", "--delta", "1e-4"]) == 0
     assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER) == 0
@@ -124,7 +153,7 @@ def test_each_probe_costs_again_until_the_budget_refuses(folder, ledger, capsys)
     capsys.readouterr()
     assert ask(folder, PUBLIC_SHAPE, *IN_LEDGER) == 2
     printed = capsys.readouterr()
-    assert "The budget of 'films' is ε = 0.9" in printed.err and printed.out == ""
+    assert "room for the training after the probe" in printed.err and printed.out == ""
     assert len(ledger.entries("films")) == 2
 
 

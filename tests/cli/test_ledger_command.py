@@ -69,6 +69,7 @@ def test_a_known_seed_is_refused_before_the_file_is_read(folder, capsys):
         (["ledger", "budget", "l", "rows"], "Expected a data set's name, --epsilon and --delta"),
         (["ledger", "budget", "l", "rows", "--epsilon", "-1", "--delta", "0.1"], "Expected 0 < epsilon"),
         (["ledger", "check", "l", "--epsilon", "1"], "Expected --epsilon and --delta with `ledger budget` alone"),
+        (["ledger", "check", "l", "people"], "Expected `ledger check` of a whole file"),
         ([*TRAIN, "--output", "m", "--ledger", "l"], "Expected --ledger and --dataset, or neither"),
         ([*TRAIN, "--output", "m", "--ledger", "l", "--dataset", "rows"], "Expected a ledger at l, found none"),
         (["ledger", "show", "rows.csv"], "rows.csv is not a ledger"),

@@ -17,7 +17,7 @@ EPS = f32(1e-8)
 def _moves(g, m, v, found):
     wide_vectors()
     for i in range(len(found)):
-        _, _, found[i] = _adam_kernels._adam_move(g[i], m[i], v[i], f32(0.5), f32(0.75), f32(2.0), f32(4.0), EPS)
+        _, _, found[i] = _adam_kernels.adam_move(g[i], m[i], v[i], f32(0.5), f32(0.75), EPS)
 
 
 def moves(g, m, v):
@@ -28,7 +28,7 @@ def moves(g, m, v):
 
 def float64_moves(g, m, v):
     g, m, v = (np.asarray(values, f32).astype(np.float64) for values in (g, m, v))
-    return (m + g) / (np.sqrt(3.0 * v + g * g) + np.float64(EPS))  # b1 = 1/2, b2 = 3/4, unbiased after the first step
+    return (0.5 * m + g) / (np.sqrt(0.75 * v + g * g) + np.float64(EPS))
 
 
 def test_a_move_is_the_float64_one_to_float32s_rounding():
@@ -46,7 +46,7 @@ def test_a_move_is_the_float64_one_to_float32s_rounding():
 def test_where_squares_vanish_eps_alone_divides(v):
     """1 / sqrt(0) is not estimated: the root is at least 1e-19, which eps makes nothing of."""
     m = np.linspace(-1.0, 1.0, 64) * 1e-12
-    np.testing.assert_allclose(moves(np.zeros(64), m, np.full(64, v)), m / np.float64(EPS), rtol=1e-6)
+    np.testing.assert_allclose(moves(np.zeros(64), m, np.full(64, v)), 0.5 * m / np.float64(EPS), rtol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

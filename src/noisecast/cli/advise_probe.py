@@ -95,7 +95,9 @@ def advise_probe(
     numbers = _numbers(tuned, probe)
     for epsilon in target_epsilons:  # out of reach or not, whatever the counts are
         numbers.noise_multiplier(epsilon)
+    in_ledger = None
     if account is not None:
+        in_ledger = _least_in_ledger(account, probe, first)
         _write_down(account, probe, first.problem.name)
     advice = advise_from_numbers(numbers, target_epsilons)
     left = [
@@ -108,11 +110,18 @@ def advise_probe(
         for each in advice.epsilons
     ]
     if json:
-        print_json({"probe": _probe_as_json(probe, tuned), "left": [asdict(x) for x in left], **advice_as_json(advice)})
+        of_ledger = {} if in_ledger is None else {"least_noise_multiplier_in_ledger": in_ledger}
+        said = {"probe": _probe_as_json(probe, tuned), "left": [asdict(x) for x in left]}
+        print_json(said | of_ledger | advice_as_json(advice))
         return
     console = to_reader()
     _print_probe(console, probe, tuned)
     _print_left(console, left, account)
+    if account is not None:
+        console.print(
+            f"The budget of '{account.dataset}' allows this training from noise multiplier {in_ledger:g} on.",
+            soft_wrap=True,
+        )
     console.print(
         "\nAdvice from these noisy counts and the settings alone. Every epsilon below counts the probe too, but for "
         "those of a sweep. The counts are of the public start: later gradients may be shorter or longer."
@@ -136,6 +145,20 @@ def _write_down(account: Account, probe: ProbeResult, problem: str) -> None:
     """
     what = f"probe of gradient norms on {problem}"
     account.ledger.spend(account.dataset, probe.mechanism, 1, what=what, run=secrets.token_hex(8))
+
+
+def _least_in_ledger(account: Account, probe: ProbeResult, scenario: Scenario) -> float:
+    """From which noise on the budget allows the training after the probe; asked before the probe is written down."""
+    ledger, dataset = account
+    found = ledger.least_noise_multiplier(dataset, scenario.mechanism, scenario.num_steps, after=(probe.mechanism, 1))
+    if found is None:
+        budget = ledger.budget(dataset)
+        raise ValueError(
+            f"Expected a budget with room for the training after the probe, but whatever its noise, '{dataset}' would "
+            f"have spent more than its ε = {budget.epsilon:g} at δ = {budget.delta:g}; spend less on the probe, or set "
+            "a larger budget. Nothing was spent."
+        )
+    return found
 
 
 def _spent_in_ledger(account: Account | None, scenario: Scenario, noise_multiplier: float) -> float | None:

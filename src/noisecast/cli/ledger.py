@@ -17,7 +17,7 @@ from noisecast.privacy.mechanism import SampledGaussian
 def ledger(
     action: Annotated[Literal["show", "check", "budget"], Parameter(help="What to do.")],
     file: Annotated[Path, Parameter(help="The ledger; `budget` makes it where there is none.")],
-    dataset: Annotated[str | None, Parameter(help="One data set alone; `budget` needs it.")] = None,
+    dataset: Annotated[str | None, Parameter(help="With show: one data set alone; with budget: which.")] = None,
     /,
     *,
     epsilon: Annotated[float | None, Parameter(help="With budget: the most that may be spent.")] = None,
@@ -34,6 +34,10 @@ def ledger(
         return
     if epsilon is not None or delta is not None:
         raise ValueError("Expected --epsilon and --delta with `ledger budget` alone; leave them out.")
+    if action == "check" and dataset is not None:
+        raise ValueError(
+            f"Expected `ledger check` of a whole file, whose entries are one chain; leave out '{dataset}'."
+        )
     found = PrivacyLedger(file)
     if action == "check":
         _check(found, json)

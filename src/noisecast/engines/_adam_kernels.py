@@ -17,34 +17,69 @@ f32, u32, u64 = np.float32, np.uint32, np.uint64
 FAR = 2**22  # so many weights, with both averages, lie in memory, not in the cache
 AT_ONCE = 48  # numbers whose normals are drawn while as many of each of four kinds are on their way
 LEAST = f32(2.0**-126)  # of float32's normal numbers
+MOST = f32(1e37)  # what it divides is nothing; infinity would make no number of it
+
+
+@njit(**INLINE | {"fastmath": {*FAST["fastmath"], "ninf"}})
+def _reciprocal(x):
+    return f32(1.0) / x
 
 
 @njit(**INLINE)
-def _adam_move(g, m, v, keep_1, keep_2, unbias_1, unbias_2, eps):
-    m = keep_1 * m + (f32(1.0) - keep_1) * g
-    v = keep_2 * v + (f32(1.0) - keep_2) * g * g
-    # The root as u / sqrt(u): x86 processors estimate 1 / sqrt(u), `FAST` lets LLVM use it and refine it by a step of
-    # Newton's, and root and division would be what a step costs. It errs by 3e-7 of the root at most, and not at u = 0.
-    u = max(v * unbias_2, LEAST)
-    return m, v, (m * unbias_1) / (u * (f32(1.0) / f32(math.sqrt(u))) + eps)
+def adam_move(g, m, v, keep_1, keep_2, floor):
+    """Both averages and the move m / (sqrt(v) + floor), in units in which the noise of a gradient is N(0, 1).
+
+    The averages are sums, m = b1 m + g and v = b2 v + g^2: what makes averages of them is the same for all numbers of a
+    step, and lies in `floor` and in the rate that the move is multiplied by (`rate_and_floor`).
+    """
+    m = keep_1 * m + g
+    v = keep_2 * v + g * g
+    # The root as u / sqrt(u), the quotient as m (1 / x): x86 processors estimate 1 / sqrt(u) and 1 / x, `FAST` lets
+    # LLVM use that and refine it by a step of Newton's, and root and division would be what a step costs. They err by
+    # 4e-7 at most, and the root not at u = 0.
+    u = max(v, LEAST)
+    return m, v, m * _reciprocal(u * (f32(1.0) / f32(math.sqrt(u))) + floor)
 
 
 @njit(**INSIDE)
-def _move_tile(w, m, v, begin, draws, count, mean_noise_std, learning_rate, keep_1, keep_2, unbias_1, unbias_2, eps):
-    """w, m, v: all numbers, flat, of which `count` from `begin` on move by the draws; g = draw z C/B.
+def rate_and_floor(b1, b2, step):
+    """What eta and eps / s are multiplied by, s = z C/B the unit, to be the rate and the floor of `adam_move`.
 
-    mean_noise_std, learning_rate: z C/B and eta of whole rows, as `of_rows` makes them.
+    Adam's step is eta s (1 - b1) u1 m / (s sqrt((1 - b2) u2 v) + eps), of sums m and v in the unit, unbiased by
+    u = 1 / (1 - b^(step + 1)).
+    """
+    root = 1.0 / math.sqrt((f32(1.0) - f32(b2)) * _unbias(b2, step))
+    return f32((f32(1.0) - f32(b1)) * _unbias(b1, step) * root), f32(root)
+
+
+@njit(**INSIDE)
+def _unbias(b, step):
+    return -1.0 / math.expm1((step + 1) * math.log(b)) if b > 0 else 1.0
+
+
+@njit(**INSIDE)
+def _scale(learning_rate, eps_in_noise, rate, floor, scale, eps_scale):
+    wide_vectors()
+    for i in range(len(rate)):
+        rate[i] = learning_rate[i] * scale
+        floor[i] = min(eps_in_noise[i] * eps_scale, MOST)
+
+
+@njit(**INSIDE)
+def _move_tile(w, m, v, begin, draws, count, rate, floor, keep_1, keep_2):
+    """w, m, v: all numbers, flat, of which `count` from `begin` on move by the draws, which are gradients.
+
+    rate, floor: of `adam_move`, of whole rows, as `of_rows` makes them.
     """
     wide_vectors()
-    period = u64(len(learning_rate))
+    period = u64(len(rate))
     for done in range(u64(0), u64(count), period):
         first = u64(begin) + done
         for i in range(min(period, u64(count) - done)):
-            g = draws[done + i] * mean_noise_std[i]
-            m[first + i], v[first + i], move = _adam_move(
-                g, m[first + i], v[first + i], keep_1, keep_2, unbias_1, unbias_2, eps
+            m[first + i], v[first + i], move = adam_move(
+                draws[done + i], m[first + i], v[first + i], keep_1, keep_2, floor[i]
             )
-            w[first + i] -= learning_rate[i] * move
+            w[first + i] -= rate[i] * move
 
 
 @njit(**INSIDE)
@@ -87,14 +122,12 @@ def _normals_while_fetching(words, normals, half, m, v, begin):
 
 # It takes apart what tiles need once: to count who holds an array, at every tile, costs as much as a tenth of it.
 @njit(**INSIDE)
-def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1, b2, eps, step, scratch):
-    """Every row, in tiles: noise, both moments and the step while they are in the cache; g = (xi + G/(z C)) z C/B.
+def _adam_moves(weights, first, second, rate, floor, keep_1, keep_2, lanes, step, scratch):
+    """Every row, in tiles: noise, both averages and the step while they are in the cache; g = xi + G/(z C).
 
     Along the whole tile, not row by row: a loop of a few lanes costs more to begin than to run.
     """
-    unbias_1 = f32(-1.0 / math.expm1((step + 1) * math.log(b1))) if b1 > 0 else f32(1.0)
-    unbias_2 = f32(-1.0 / math.expm1((step + 1) * math.log(b2))) if b2 > 0 else f32(1.0)
-    keep_1, keep_2, width, tile = f32(b1), f32(b2), weights.shape[1], len(scratch.normals)
+    width, tile = weights.shape[1], len(scratch.normals)
     w, m, v = weights.reshape(-1), first.reshape(-1), second.reshape(-1)
     words, draws, normals = scratch.words.reshape(-1), scratch.normals.reshape(-1), scratch.normals
     sums, stamp, slot, per_noise_std = scratch.gradient, scratch.stamp, scratch.slot, lanes.per_noise_std
@@ -107,22 +140,21 @@ def _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1
             pairs = -(-size // (2 * PAIRED)) * 2 * PAIRED * width
             _normals_while_fetching(words[:pairs], draws, PAIRED * width, m, v, start * width)
         _add_sums(normals, start, size, step + 1, sums, stamp, slot, per_noise_std)
-        _move_tile(
-            w, m, v, start * width, draws, size * width, mean_noise_std, learning_rate,
-            keep_1, keep_2, unbias_1, unbias_2, eps,
-        )  # fmt: skip
+        _move_tile(w, m, v, start * width, draws, size * width, rate, floor, keep_1, keep_2)
 
 
 @njit(**FAST)
 def adam_steps(
     weights, first, second, examples, batches, sizes, lanes, columns, batch_size, b1, b2, eps, begin, scratch
 ):
-    """Steps begin, begin + 1, ...: as many as there are batches; `first`, `second`: the averages m and v."""
-    mean_noise_std = of_rows(lanes.noise_std / f32(batch_size), len(scratch.normals))
+    """Steps begin, begin + 1, ...: as many as there are batches; `first`, `second`: m and v of `adam_move`."""
     learning_rate = of_rows(lanes.learning_rate, len(scratch.normals))
+    eps_in_noise = of_rows(f32(eps * batch_size) / lanes.noise_std, len(scratch.normals))
+    rate, floor = np.empty_like(learning_rate), np.empty_like(learning_rate)
     for k in range(begin, begin + len(sizes)):
         batch = batch_of(batches, sizes, k - begin, examples)
         # One lane: to clear every row's sum is cheaper than to number the rows that have one.
         count = len(weights) if weights.shape[1] == 1 else touch(examples, batch, k, scratch)
         clipped_sum(weights, examples, batch, count, lanes, columns, scratch)
-        _adam_moves(weights, first, second, mean_noise_std, learning_rate, lanes, b1, b2, f32(eps), k, scratch)
+        _scale(learning_rate, eps_in_noise, rate, floor, *rate_and_floor(b1, b2, k))
+        _adam_moves(weights, first, second, rate, floor, f32(b1), f32(b2), lanes, k, scratch)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from noisecast.compiled import aligned, aligned_zeros
-from noisecast.engines import _adam_kernels, _factor_kernels, _kernels, _linear_kernels
+from noisecast.engines import _adam_kernels, _factor_kernels, _kernels, _linear_kernels, _wide_adam_kernels
 from noisecast.engines._noise_kernels import ROOM, Cipher, tile_of
 from noisecast.engines.dense import DRAWS_PER_CHUNK, check_horizon
 from noisecast.engines.keys import batch_key, noise_key
@@ -29,6 +29,7 @@ STEPS_PER_CHUNK = 4096  # batches drawn at once, if they are small: long beside 
 # The places of a lane's number and a block's number in a counter.
 FIRST_OF_FOUR, SECOND_OF_FOUR = np.array([1, 0, 0, 0], np.uint32), np.array([0, 1, 0, 0], np.uint32)
 LANES_OF_A_BLOCK = 64  # many enough to share what a batch costs, few enough for the cache, and for threads to share out
+ALONE = LANES_OF_A_BLOCK  # columns of a run that shares its block with no other
 
 
 def why_unsupported(scenario: Scenario) -> str | None:
@@ -190,6 +191,11 @@ class _Block:
         self._memory = [aligned_zeros((rows, lanes)) for _ in range(self._kernels.num_moments)]
         self._cipher = _cipher_states(scenarios, self._lanes, root, repeat)
         self._scratch = _scratch(rows, self._lanes.lane, int(first.mechanism.expected_batch_size) + 64, self._cipher)
+        # The width decides, not how many runs there are: a run's noise must not depend on its neighbours.
+        wide = self._kernels.wide_steps if form.columns >= ALONE else None
+        self._steps = wide or self._kernels.steps
+        assert not wide or len(scenarios) == 1  # two would have the noise of one
+        self._one_lane = _one_lane(first, self._cipher, root, repeat) if wide else ()
 
     def advance(self, step: int, to_step: int) -> None:
         for begin, stop, ends_phase in self._schedule.stretches(step, to_step):
@@ -215,8 +221,8 @@ class _Block:
                 rows, width = len(self._scratch.stamp), batches.shape[1]
                 self._scratch = _scratch(rows, lanes.lane, width, self._cipher)
             self._weights.steps(
-                self._kernels.steps, *self._memory, self._train, batches, sizes, lanes, self._form.columns,
-                *self._kernels.settings(self._optimizer, self._mechanism), step, self._scratch,
+                self._steps, *self._memory, self._train, batches, sizes, lanes, self._form.columns,
+                *self._kernels.settings(self._optimizer, self._mechanism), *self._one_lane, step, self._scratch,
             )  # fmt: skip
             step = stop
 
@@ -254,7 +260,7 @@ class _Block:
         self._scratch.stamp[:] = 0
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return self._weights.arrays() | {f"memory_{i}": memory for i, memory in enumerate(self._memory)}
+        return self._weights.arrays() | {f"average_{i}": memory for i, memory in enumerate(self._memory)}
 
     def _sums(self, weights: np.ndarray, examples, gradient: np.ndarray) -> list[np.ndarray]:
         runs = self._num_runs
@@ -265,10 +271,15 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """An optimizer's compiled form: its steps, the flush of what they postpone (None: nothing), its settings."""
+    """An optimizer's compiled form: its steps, the flush of what they postpone (None: nothing), its settings.
+
+    Args:
+      wide_steps: of a run that is alone in its block, where that has steps of its own: they draw in one lane.
+    """
 
     steps: Callable[..., None]
     flush: Callable[..., None] | None
+    wide_steps: Callable[..., None] | None = None
     num_moments: int = 0
     settings: Callable[[Any, Any], tuple] = field(default=lambda optimizer, mechanism: ())
 
@@ -277,12 +288,17 @@ def _adam_steps(weights, last, *arguments) -> None:
     _adam_kernels.adam_steps(weights, *arguments)
 
 
+def _wide_adam_steps(weights, last, *arguments) -> None:
+    _wide_adam_kernels.wide_adam_steps(weights, *arguments)
+
+
 _OPTIMIZERS = {
     DPSGD: _Kernels(_kernels.sgd_steps, _kernels.flush_sgd),
     DPSignSGD: _Kernels(_kernels.sign_steps, _kernels.flush_sign),
     DPAdam: _Kernels(
         _adam_steps,
         None,
+        _wide_adam_steps,
         num_moments=2,
         settings=lambda adam, mechanism: (float(mechanism.expected_batch_size), adam.b1, adam.b2, adam.eps),
     ),
@@ -374,6 +390,12 @@ def _lanes(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repeat
         lane=aligned(np.tile(np.arange(columns, dtype=np.uint32), len(scenarios))),
         keys=aligned(_generator_keys([noise_key(s, root=root, repeat=repeat) for s in scenarios], columns)),
     )
+
+
+def _one_lane(scenario: Scenario, cipher: np.ndarray | None, root: RandomRoot, repeat: int) -> tuple:
+    """Lanes and scratch of which the noise of a run's numbers is drawn, as if each were a row of one lane."""
+    lanes = _lanes([scenario], 1, root, repeat)
+    return lanes, _scratch(1, lanes.lane, 1, None if cipher is None else cipher[:, :1])
 
 
 def _generator_keys(keys: Sequence[bytes], columns: int) -> np.ndarray:

@@ -59,6 +59,23 @@ def calibrate_noise_multiplier(
     return mechanism.with_noise_multiplier(_least_noise(excess, rough_excess, target_epsilon))
 
 
+def least_noise(fits: Callable[[float], bool]) -> float | None:
+    """The least noise multiplier of four digits, to 0.1 %, at which something `fits` that more noise lets fit, too.
+
+    None where none from 0.001 to 10^6 does.
+
+    >>> least_noise(lambda noise_multiplier: noise_multiplier >= 2.5)
+    2.5
+    """
+    low, high = LOG_MULTIPLIERS
+    if not fits(math.exp(high)):
+        return None
+    while high - low > 5e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(_rounded_up(math.exp(middle))) else (middle, high)
+    return _rounded_up(math.exp(high))
+
+
 def _least_noise(
     excess: Callable[[float], float], rough_excess: Callable[[float], float], target_epsilon: float
 ) -> float:
