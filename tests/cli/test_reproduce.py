@@ -18,6 +18,8 @@ from matplotlib.figure import Figure
 from noisecast.cli import main, reproduce
 from noisecast.problems.datasets import DataError
 from noisecast.reproduction.claims import UNDECIDED, Claim
+from noisecast.sweeps.store import Finished, Store
+from noisecast.table import table_from
 
 NAN, INF = float("nan"), float("inf")
 HOLDS = Claim(
@@ -373,15 +375,17 @@ def test_an_estimate_needs_a_figure(capsys):
 def test_a_long_sweep_is_estimated_by_trial_before_it_begins(install, capsys, monkeypatch, tmp_path):
     import noisecast.sweeps
 
-    asked = []
+    asked, swept = [], []
 
-    def estimated(questions, *, workers, progress):
+    def estimated(questions, *, workers, done, progress):
         progress(0.5)
         asked.append((questions, workers))
-        return 600.0
+        return 600.0 if not done else 60.0
 
     monkeypatch.setattr(noisecast.sweeps, "estimate_seconds", estimated)
-    monkeypatch.setattr(noisecast.sweeps, "run_sweep", lambda *a, **k: pd.DataFrame({"value": [1.0]}))
+    monkeypatch.setattr(
+        noisecast.sweeps, "run_sweep", lambda *a, **k: swept.append(k) or pd.DataFrame({"value": [1.0]})
+    )
     install("fig-sde", figure(SECONDS=None, questions=lambda scale, data, asked: (scale, data, asked)))
     command = ["reproduce", "fig-sde", "--workers", "2", "--output", "out"]
     assert main(command) == 0  # quick: a trial would take as long as the figure
@@ -389,9 +393,14 @@ def test_a_long_sweep_is_estimated_by_trial_before_it_begins(install, capsys, mo
     assert main([*command, "--scale", "paper"]) == 0
     assert "About 10 min; interrupted, the same command goes on." in capsys.readouterr().err
     assert asked == [(("paper", None, None), 2)]
+    with Store.open_for_writing(tmp_path / "out" / "stores" / "fig-speed-paper") as beside:
+        beside.add(table_from([]), Finished(cells=("a run",), code="", data=(), seconds=1.0))
+    assert main([*command, "--scale", "paper"]) == 0  # what another figure has computed takes no time
+    assert "About 60 s" in capsys.readouterr().err and asked.pop() == (("paper", None, None), 2)
     (tmp_path / "out" / "stores" / "fig-sde-paper").mkdir()
     assert main([*command, "--scale", "paper"]) == 0
     assert "It goes on with what is in out/stores/fig-sde-paper." in capsys.readouterr().err and len(asked) == 1
+    assert [each["beside"] for each in swept] == [[], [], *2 * [[Path("out/stores/fig-speed-paper")]]]
 
 
 # --- progress in a log ------------------------------------------------------------------------------------------------

@@ -1,15 +1,17 @@
 """Early speeds: the fit, how claims are decided, that the picture draws."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 import pytest
 from synthetic import toy_problem
 
-from noisecast.reproduction import fig_speed
-from noisecast.reproduction.fig_speed import rate_slope, rates, times
-from noisecast.reproduction.tasks import IMDB, MOVIELENS_PAPER_LIKE
+from noisecast.reproduction import fig_floors, fig_speed
+from noisecast.reproduction.fig_speed import rate_slope, rates
+from noisecast.reproduction.tasks import IMDB, MOVIELENS_PAPER_LIKE, times
+from noisecast.sweeps import cells_of
 
 MULTIPLIERS = np.array([0.8, 1.0, 1.2, 1.6, 4.0, 6.0])
 STEPS = np.array(times(10_000), float)
@@ -86,6 +88,14 @@ def test_paper_scale_asks_for_six_multipliers(task, seeds, last):
     assert len(question.scenarios) == 3 * 6 and len(question.insecure_seeds or ()) == seeds
     assert max(s.mechanism.noise_multiplier for s in question.scenarios) == last
     assert question.record_at[0] == 0 and question.record_at[-1] == question.scenarios[0].num_steps
+
+
+@pytest.mark.parametrize("task, is_shared", [(MOVIELENS_PAPER_LIKE, True), (IMDB, False)])
+def test_runs_that_fig_floors_has_made_are_its_own(task, is_shared):
+    """All of them, where its multipliers are among those: then one figure's runs do for both."""
+    task = replace(task, load=lru_cache(toy_problem))
+    mine, others = (cells_of(figure(task, None)) for figure in (fig_speed._questions, fig_floors._task_questions))
+    assert mine <= others if is_shared else not mine & others
 
 
 def test_the_picture_shows_each_optimizers_paths_and_the_rates():

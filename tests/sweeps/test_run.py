@@ -15,7 +15,7 @@ from noisecast.question import Question
 from noisecast.sweeps import Store, estimate_seconds, run_sweep, tasks
 from noisecast.sweeps import run as sweep_run
 from noisecast.sweeps.pace import Pace
-from noisecast.sweeps.run import _in_order, _seconds_of
+from noisecast.sweeps.run import _in_order, _seconds_of, cells_of
 from noisecast.sweeps.selection import Compose, select
 
 
@@ -67,6 +67,44 @@ def test_worker_processes_give_the_same_table_twice(tmp_path):
     one = run_sweep(questions(3, insecure_seeds=(0, 1)), tmp_path / "one", workers=1)
     two = run_sweep(questions(3, insecure_seeds=(0, 1)), tmp_path / "two", workers=2)
     pd.testing.assert_frame_equal(one, two)
+
+
+def test_runs_of_a_store_beside_it_are_taken_over(tmp_path, monkeypatch):
+    """Those with seeds that everybody knows; the rest is computed, and what nobody asked for stays there."""
+    first = grid(runners=(nc.Training(),))
+    whole = run_sweep([first], tmp_path / "first", workers=0)
+    asked = replace(first, scenarios=first.scenarios[::2], insecure_seeds=(3, 5, 7))
+    assert {cell for cell in cells_of([asked])} & Store(tmp_path / "first").cells
+    computed = []
+    run = tasks.Task.run
+    monkeypatch.setattr(tasks.Task, "run", lambda task: computed.append(task) or run(task))
+    table = run_sweep([asked], tmp_path / "second", workers=0, beside=[tmp_path / "first"])
+    taken = set(Store(tmp_path / "second").finished) & set(Store(tmp_path / "first").finished)
+    assert taken and computed
+    assert runs(table) == {(s.id, "training", seed) for s in asked.scenarios for seed in (3, 5, 7)}
+    alone = run_sweep([asked], tmp_path / "alone", workers=0)
+    pd.testing.assert_frame_equal(table, alone)
+    computed.clear()
+    again = run_sweep([first], tmp_path / "third", workers=0, beside=[tmp_path / "second", tmp_path / "first"])
+    assert not computed
+    pd.testing.assert_frame_equal(again, whole)
+
+
+def test_runs_of_secret_seeds_are_nobodys_but_the_stores_own(tmp_path):
+    asked = grid(runners=(nc.Training(),), insecure_seeds=None)
+    run_sweep([asked], tmp_path / "first", workers=0)
+    run_sweep([asked], tmp_path / "second", workers=0, beside=[tmp_path / "first"])
+    first, second = (Store(tmp_path / name) for name in ("first", "second"))
+    assert not set(first.finished) & set(second.finished) and not first.cells & second.cells
+    assert cells_of([asked]) == set()
+
+
+def test_a_damaged_store_beside_it_is_named(tmp_path):
+    run_sweep([grid()], tmp_path / "first", workers=0)
+    shard = next((tmp_path / "first" / "shards").iterdir())
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=rf"{shard.name} is damaged"):
+        run_sweep([grid()], tmp_path / "second", workers=0, beside=[tmp_path / "first"])
 
 
 def test_nothing_is_computed_twice(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import importlib
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -126,6 +126,12 @@ class _Order:
         """A store is of one sweep, so each scale has its own, and each task that is asked for alone."""
         return self.output / "stores" / f"{self.file(name)}-{self.scale}"
 
+    def stores_beside(self, name: str) -> list[Path]:
+        """Of the other figures, where they have begun: what two figures ask for is computed once."""
+        from noisecast.sweeps.store import is_store
+
+        return [store for other in FIGURES if other != name and is_store(store := self.store(other))]
+
     def file(self, name: str) -> str:
         """Of the pictures and tables."""
         return name if self.task is None else f"{name}-{self.task}"
@@ -193,7 +199,9 @@ def _table(module: Any, name: str, order: _Order, asked: tuple[Any, ...], progre
         return module.run(order.scale, progress=progress)
     from noisecast.sweeps import run_sweep
 
-    return run_sweep(asked, order.store(name), workers=order.workers, progress=progress)
+    return run_sweep(
+        asked, order.store(name), workers=order.workers, beside=order.stores_beside(name), progress=progress
+    )
 
 
 def _is_computed_whole(module: Any) -> bool:
@@ -216,17 +224,20 @@ def _expectation(module: Any, name: str, order: _Order, asked: tuple[Any, ...]) 
     if order.scale == "quick":
         return "It takes minutes."
     _say(f"{name}, {order.scale} scale: some short trials, to say how long it will take.")
-    return f"About {duration(_seconds(module, order, asked))}; interrupted, the same command goes on."
+    from noisecast.sweeps.store import Store
+
+    done = {cell for store in order.stores_beside(name) for cell in Store(store).cells}
+    return f"About {duration(_seconds(module, order, asked, done))}; interrupted, the same command goes on."
 
 
-def _seconds(module: Any, order: _Order, asked: tuple[Any, ...]) -> float:
-    """By trial where it is a sweep; else as once measured."""
+def _seconds(module: Any, order: _Order, asked: tuple[Any, ...], done: Set[str] = frozenset()) -> float:
+    """By trial where it is a sweep, of the runs that other figures have not made; else as once measured."""
     if _is_computed_whole(module):
         return float(module.SECONDS[order.scale])
     from noisecast.sweeps import estimate_seconds
 
     with share_progress("Trials") as progress:
-        return estimate_seconds(asked, workers=order.workers, progress=progress)
+        return estimate_seconds(asked, workers=order.workers, done=done, progress=progress)
 
 
 def _as_data(claim: Any) -> dict[str, Any]:
@@ -314,13 +325,17 @@ def _list(json: bool) -> None:
 
 
 def _say_estimates(names: list[str], order: _Order, json: bool) -> None:
+    from noisecast.sweeps import cells_of
+
     found: dict[str, float | str] = {}
-    lacking = []
+    lacking, done = [], set()
     for name in names:
         try:
             _check_data(name, order)
             module = importlib.import_module(f"noisecast.reproduction.{name.replace('-', '_')}")
-            found[name] = _seconds(module, order, order.questions(name, module))
+            asked = order.questions(name, module)
+            found[name] = _seconds(module, order, asked, done)
+            done |= cells_of(asked)
         except (_NoData, _NotThere) as error:
             if len(names) == 1:
                 raise

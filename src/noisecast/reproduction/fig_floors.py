@@ -42,7 +42,7 @@ from noisecast.reproduction.fits import (
     power_law,
     seed_counts,
 )
-from noisecast.reproduction.tasks import TASKS, Scale, Task
+from noisecast.reproduction.tasks import TASKS, Scale, Task, late
 from noisecast.reproduction.which_task import in_the_papers_order
 from noisecast.runners import ClosedForm, Moments, Training
 from noisecast.scenario import Scenario
@@ -93,7 +93,8 @@ def _quadratic_question(scale: Scale, batch_size: int) -> Question:
 
 def _task_questions(task: Task, data_dir: Path | None) -> tuple[Question, ...]:
     scenarios = task.scenarios(task.load(data_dir), task.floors)
-    return task.questions(scenarios, (3 * scenarios[0].num_steps // 4,))
+    num_steps = scenarios[0].num_steps
+    return task.questions(scenarios, task.looks((late(num_steps),), num_steps))
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
@@ -107,7 +108,7 @@ def data(table: pd.DataFrame) -> pd.DataFrame:
     rows["seed"] = rows["seed"].astype("Int64").fillna(0)  # the deterministic runners' only one
     keys = [*KEYS, "seed"]
     last = rows["step"] == rows["num_steps"]
-    before = rows["step"] == 3 * rows["num_steps"] // 4
+    before = rows["step"] == late(rows["num_steps"])
     frame = rows.loc[last, [*keys, "epsilon", "nominal_epsilon", "value", "status"]].rename(columns={"value": "loss"})
     frame = frame.merge(rows.loc[before, [*keys, "value"]], on=keys, how="left")
     frame["late_change"] = frame["loss"] - frame.pop("value")

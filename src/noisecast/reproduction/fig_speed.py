@@ -28,13 +28,12 @@ from noisecast.optimizers import DPSGD
 from noisecast.question import Question
 from noisecast.reproduction.claims import UNDECIDED, Claim
 from noisecast.reproduction.fits import Estimate, bootstrap, each, mean, only, seed_counts
-from noisecast.reproduction.tasks import IMDB_QUICK, TASKS, Scale, Task
+from noisecast.reproduction.tasks import IMDB_QUICK, TASKS, Scale, Task, times
 from noisecast.reproduction.which_task import in_the_papers_order
 from noisecast.table import METRICS
 
 TITLE = "How fast the loss falls, by privacy noise"
 
-NUM_TIMES = 14
 FIRST_PART = 0.2  # of the way to the best loss: over it the rate is fitted
 LEAST_FALL = 0.1  # of the way: a curve that never gets there does not converge
 
@@ -57,23 +56,15 @@ def _tasks(scale: Scale) -> Iterator[Task]:
 
 def _questions(task: Task, data_dir: Path | None) -> tuple[Question, ...]:
     scenarios = task.scenarios(task.load(data_dir), task.speed)
-    return task.questions(scenarios, times(scenarios[0].num_steps))
-
-
-def times(num_steps: int) -> tuple[int, ...]:
-    """The start, then times evenly spaced in their logarithm from num_steps / 200.
-
-    >>> times(1000)[:4], times(1000)[-1]
-    ((0, 5, 8, 11), 1000)
-    """
-    later = np.unique(np.round(np.geomspace(num_steps / 200, num_steps, NUM_TIMES)).astype(int))
-    return (0, *later[later > 0].tolist())
+    num_steps = scenarios[0].num_steps
+    return task.questions(scenarios, task.looks(times(num_steps), num_steps))
 
 
 def data(table: pd.DataFrame) -> pd.DataFrame:
     """Loss by problem, optimizer, metric, runner, noise multiplier (and its epsilons), seed and step."""
     table = in_the_papers_order(table)
-    rows = table.loc[table["metric"].isin(["loss", "test_loss"])]
+    looks = [step in times(num_steps) for step, num_steps in zip(table["step"], table["num_steps"])]
+    rows = table.loc[looks & table["metric"].isin(["loss", "test_loss"])]
     columns = [
         "problem",
         "optimizer",

@@ -7,9 +7,9 @@ ratings, and six of IMDB's threshold multipliers, printed as 1.2, 1.8, ... 3.8, 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,8 @@ Scale = Literal["quick", "paper"]
 SCALES: tuple[Scale, ...] = ("quick", "paper")
 
 Numbers = tuple[float, ...]
+
+NUM_TIMES = 14  # at which curves are looked at
 
 
 class Setting(NamedTuple):
@@ -86,6 +88,16 @@ class Task:
         """floor(n / B) epochs."""
         return num_examples // batch_size * self.epochs
 
+    def looks(self, own: tuple[int, ...], num_steps: int) -> tuple[int, ...]:
+        """The steps at which a figure of curves looks at its runs: its own.
+
+        Where the runs of fig-speed are all among those of fig-floors, both look when either does, so that their runs
+        are the same ones and need not be made twice.
+        """
+        if not set(self.speed) <= set(self.floors):
+            return own
+        return tuple(sorted({late(num_steps), *times(num_steps)}))
+
     def scenario(
         self,
         problem: Problem,
@@ -128,6 +140,22 @@ class Task:
             repeatable(Question(scenarios=tuple(some), runners=self.runners, record_at=record_at), num_seeds)
             for num_seeds, some in found.items()
         )
+
+
+def late(num_steps: Any) -> Any:
+    """When a run's last quarter begins."""
+    return 3 * num_steps // 4
+
+
+@cache
+def times(num_steps: int) -> tuple[int, ...]:
+    """The start, then times evenly spaced in their logarithm from num_steps / 200.
+
+    >>> times(1000)[:4], times(1000)[-1]
+    ((0, 5, 8, 11), 1000)
+    """
+    later = np.unique(np.round(np.geomspace(num_steps / 200, num_steps, NUM_TIMES)).astype(int))
+    return (0, *later[later > 0].tolist())
 
 
 def repeatable(question: Question, num_seeds: int) -> Question:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def run_sweep(
     trials: TrialDistribution | None = None,
     among: Sequence[Question] = (),
     may_hold_more: bool = False,
+    beside: Sequence[str | Path] = (),
     progress: SweepProgress = lambda share, seconds_left: None,
 ) -> pd.DataFrame:
     """Answer every question, and keep the answers in `store`: run it again, and it goes on where it ended.
@@ -56,6 +58,7 @@ def run_sweep(
       trials: run a random number of trials instead, each of a cell drawn among the questions' (`ledger.draw_trials`).
       among: the sweep of which the questions are a part, where they are: the store may hold its other runs as well.
       may_hold_more: whether the store may hold any other runs of this code: of a search that decides as it goes.
+      beside: other stores, of which runs that are asked for here, from seeds that everybody knows, are taken over.
       progress: told the share that is done and the seconds left.
     Returns: all rows of the store (`noisecast.table`), in an order that does not depend on who finished first.
     Raises:
@@ -91,6 +94,9 @@ def run_sweep(
         if opened.finished:
             ledger = ledger.after(before)
         opened.write_ledger(ledger)
+        asked = {cell for task in tasks for cell in task.cells}
+        for folder in beside:
+            opened.take_over(Store(folder), asked - opened.cells)
         done = opened.cells
         left = [rest for task in tasks if (rest := task.without(done)) is not None]
         pace = Pace(left, at_once=_at_once(workers), share_done=1 - _share(left, tasks))
@@ -109,6 +115,7 @@ def estimate_seconds(
     questions: Sequence[Question],
     *,
     workers: int | None = None,
+    done: AbstractSet[str] = frozenset(),
     progress: Callable[[float], None] = lambda share: None,
 ) -> float:
     """Wall time of a sweep on this machine, from a second's trial of each kind of run; forecasts by solving one.
@@ -117,11 +124,12 @@ def estimate_seconds(
 
     Args:
       questions: of the sweep.   workers: as for `run_sweep`.   progress: told the share of the trials that are made.
+      done: ids of runs that need not be computed (`Store.cells`, `cells_of`).
     Returns: seconds; a rough number, for a person who decides whether to wait.
     Raises: ValueError: questions that `run_sweep` refuses.
     """
     _check_questions(questions)
-    tasks = tasks_of(questions, RandomRoot.from_os_entropy())
+    tasks = [left for task in tasks_of(questions, RandomRoot.from_os_entropy()) if (left := task.without(done))]
     kinds: dict[tuple, Task] = {}
     for task in tasks:
         kinds.setdefault(_kind_of_trial(task), task)
@@ -132,7 +140,13 @@ def estimate_seconds(
     progress(1.0)
     seconds = sum(paces[_kind_of_trial(task)](task.work) for task in tasks)
     starting = 0.0 if workers == 0 else _seconds_to_start()
-    return starting + seconds / min(_at_once(workers), len(tasks))
+    return starting + seconds / max(min(_at_once(workers), len(tasks)), 1)
+
+
+def cells_of(questions: Sequence[Question]) -> set[str]:
+    """Ids of the runs of questions with seeds that everybody knows, by which a store and a sweep know them."""
+    known = [question for question in questions if question.insecure_seeds is not None]
+    return {cell for task in tasks_of(known, RandomRoot.from_os_entropy()) for cell in task.cells}
 
 
 def _at_once(workers: int | None) -> int:

@@ -144,10 +144,21 @@ class Store:
     def add(self, table: pd.DataFrame, finished: Finished) -> None:
         """Write one group's rows, whole or not at all."""
         content = _as_bytes(table, finished)
-        name = f"{hashlib.sha256(content).hexdigest()[:32]}.parquet"
+        self._write(f"{hashlib.sha256(content).hexdigest()[:32]}.parquet", finished, content)
+
+    def _write(self, name: str, finished: Finished, content: bytes) -> None:
         with written_whole(self._shards / name) as temporary:
             temporary.write_bytes(content)
         self._read[name] = finished, content
+
+    def take_over(self, other: "Store", cells: set[str]) -> None:
+        """The shards of another store of which all runs are among these cells: who asks for them need not compute them.
+
+        An id says everything that decides a run's numbers, its secret too: only seeds that everybody knows are shared.
+        """
+        for name, (finished, content) in other._read.items():
+            if name not in self._read and cells.issuperset(finished.cells):
+                self._write(name, finished, content)
 
     @property
     def has_begun(self) -> bool:

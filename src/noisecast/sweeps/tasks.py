@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -61,12 +62,12 @@ class Task:
             return STEPS_WORTH_A_FORECAST * len(self.scenarios)
         return self.scenarios[0].num_steps * len(self.scenarios) * len(self.repeats)
 
-    def without(self, done: set[str]) -> "Task | None":
+    def without(self, done: AbstractSet[str]) -> "Task | None":
         """What is left of it: None if nothing. Scenarios of which every repeat is done are left out."""
         left = []
         for scenario in self.scenarios:
             cells = [cell_id(self, scenario, repeat) for repeat in self.repeats or (None,)]
-            if not done.issuperset(cells):
+            if not done >= set(cells):
                 left.append(scenario)
         return replace(self, scenarios=tuple(left)) if left else None
 
