@@ -403,6 +403,24 @@ def test_a_long_sweep_is_estimated_by_trial_before_it_begins(install, capsys, mo
     assert [each["beside"] for each in swept] == [[], [], *2 * [[Path("out/stores/fig-speed-paper")]]]
 
 
+def test_a_damaged_store_of_another_figure_is_left_aside_with_a_word(install, capsys, monkeypatch, tmp_path):
+    import noisecast.sweeps
+
+    swept = []
+    monkeypatch.setattr(
+        noisecast.sweeps, "run_sweep", lambda *a, **k: swept.append(k) or pd.DataFrame({"value": [1.0]})
+    )
+    install("fig-sde", figure(SECONDS=None, questions=lambda scale, data, asked: (scale, data, asked)))
+    store = tmp_path / "out" / "stores" / "fig-speed-quick"
+    store.parent.mkdir(parents=True)
+    with Store.open_for_writing(store):
+        (store / "shards" / "foreign.parquet").write_bytes(b"x")
+    assert main(["reproduce", "fig-sde", "--output", "out"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "takes nothing from the store of another figure: out/stores/fig-speed-quick/shards/foreign.parquet" in said
+    assert swept[0]["beside"] == []
+
+
 # --- progress in a log ------------------------------------------------------------------------------------------------
 
 

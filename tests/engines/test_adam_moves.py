@@ -4,6 +4,7 @@ import numba
 import numpy as np
 import pytest
 
+from noisecast import DPAdam
 from noisecast.compiled import FAST, aligned, aligned_zeros, wide_vectors
 from noisecast.engines import _adam_kernels
 
@@ -53,3 +54,34 @@ def test_where_squares_vanish_eps_alone_divides(v):
 def test_a_gradient_that_is_no_number_makes_a_move_that_is_none(bad):
     """So that the run is seen to diverge."""
     assert np.isnan(moves(np.full(64, bad), np.ones(64), np.ones(64))).all()
+
+
+@pytest.mark.parametrize("field", ["b1", "b2"])
+def test_an_average_that_float32_would_never_change_is_refused(field):
+    """1 - 10^-9 is 1 in float32, and a sum that never fades has no average."""
+    for kept in (1 - 1e-9, 1.0, -0.1):
+        with pytest.raises(ValueError, match=rf"Expected 0 <= {field} <= 0.999999, got {kept}"):
+            DPAdam(learning_rate=0.1, **{field: kept})
+
+
+@pytest.mark.parametrize("b1, b2", [(0.9, 0.999), (0.0, 0.0), (0.99999, 0.999999), (0.5, 0.0)])
+def test_the_first_move_is_the_gradients_sign(b1, b2):
+    """Whatever is kept: both averages are unbiased by what they are in float32, not by what was asked for."""
+    scale, eps_scale = _scales(b1, b2)
+    g = np.array([-3.0, 0.5, 1.0, 2.0])
+    found = aligned_zeros(4)
+    _first_moves(aligned(g.astype(f32)), found)
+    np.testing.assert_allclose(scale * found, np.sign(g), rtol=1e-6)
+    assert eps_scale >= 1
+
+
+@numba.njit(**FAST | {"cache": False})
+def _scales(b1, b2):
+    return _adam_kernels.rate_and_floor(b1, b2, 0)
+
+
+@numba.njit(**FAST | {"cache": False})
+def _first_moves(g, found):
+    wide_vectors()
+    for i in range(len(found)):
+        _, _, found[i] = _adam_kernels.adam_move(g[i], f32(0.0), f32(0.0), f32(0.5), f32(0.5), f32(0.0))

@@ -10,7 +10,8 @@ from synthetic import toy_problem
 
 from noisecast.reproduction import fig_floors, fig_speed
 from noisecast.reproduction.fig_speed import rate_slope, rates
-from noisecast.reproduction.tasks import IMDB, MOVIELENS_PAPER_LIKE, times
+from noisecast.reproduction.tasks import IMDB, MOVIELENS_PAPER_LIKE, late, times
+from noisecast.runners import answer
 from noisecast.sweeps import cells_of
 
 MULTIPLIERS = np.array([0.8, 1.0, 1.2, 1.6, 4.0, 6.0])
@@ -104,3 +105,20 @@ def test_the_picture_shows_each_optimizers_paths_and_the_rates():
     assert titles.count("DP-SGD") == 2 and titles.count("early rate / that at the least z") == 2
     assert {axes.get_ylabel() for axes in figure.axes} >= {"logistic on imdb\ntraining loss"}
     assert "95 %" in figure.legends[0].get_title().get_text()
+
+
+def test_the_frame_has_the_looks_of_this_figure_alone():
+    """Runs that fig-floors has made look more often."""
+    task = replace(MOVIELENS_PAPER_LIKE, load=lru_cache(toy_problem), epochs=60, num_seeds=2, forecast=None)
+    (question,) = fig_speed._questions(task, None)
+    table = answer(
+        question.scenarios,
+        runners=question.runners,
+        insecure_seeds=question.insecure_seeds,
+        record_at=question.record_at,
+    )
+    num_steps = question.scenarios[0].num_steps
+    assert late(num_steps) in set(table["step"]) - set(times(num_steps))
+    frame = fig_speed.data(table)
+    assert set(frame["step"]) == set(times(num_steps)) and len(frame) == 3 * 6 * 2 * 2 * len(times(num_steps))
+    assert fig_speed.claims(frame)

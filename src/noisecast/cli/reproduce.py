@@ -128,9 +128,17 @@ class _Order:
 
     def stores_beside(self, name: str) -> list[Path]:
         """Of the other figures, where they have begun: what two figures ask for is computed once."""
-        from noisecast.sweeps.store import is_store
+        from noisecast.sweeps.store import Store, is_store
 
-        return [store for other in FIGURES if other != name and is_store(store := self.store(other))]
+        found = []
+        for folder in (self.store(other) for other in FIGURES if other != name):
+            if is_store(folder):
+                try:
+                    Store(folder)
+                    found.append(folder)
+                except ValueError as error:  # the other figure's trouble; here it costs time at most
+                    _say(f"{name} takes nothing from the store of another figure: {error}")
+        return found
 
     def file(self, name: str) -> str:
         """Of the pictures and tables."""

@@ -46,10 +46,11 @@ def rate_and_floor(b1, b2, step):
     """What eta and eps / s are multiplied by, s = z C/B the unit, to be the rate and the floor of `adam_move`.
 
     Adam's step is eta s (1 - b1) u1 m / (s sqrt((1 - b2) u2 v) + eps), of sums m and v in the unit, unbiased by
-    u = 1 / (1 - b^(step + 1)).
+    u = 1 / (1 - b^(step + 1)), with b as float32 has it, by which they fade.
     """
-    root = 1.0 / math.sqrt((f32(1.0) - f32(b2)) * _unbias(b2, step))
-    return f32((f32(1.0) - f32(b1)) * _unbias(b1, step) * root), f32(root)
+    b1, b2 = np.float64(f32(b1)), np.float64(f32(b2))
+    root = 1.0 / math.sqrt((1.0 - b2) * _unbias(b2, step))
+    return f32((1.0 - b1) * _unbias(b1, step) * root), f32(root)
 
 
 @njit(**INSIDE)

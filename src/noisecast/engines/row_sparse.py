@@ -29,6 +29,7 @@ STEPS_PER_CHUNK = 4096  # batches drawn at once, if they are small: long beside 
 # The places of a lane's number and a block's number in a counter.
 FIRST_OF_FOUR, SECOND_OF_FOUR = np.array([1, 0, 0, 0], np.uint32), np.array([0, 1, 0, 0], np.uint32)
 LANES_OF_A_BLOCK = 64  # many enough to share what a batch costs, few enough for the cache, and for threads to share out
+MOST_NUMBERS = 2**34  # a block of four words has a number of 32 bits
 ALONE = LANES_OF_A_BLOCK  # columns of a run that shares its block with no other
 
 
@@ -40,6 +41,8 @@ def why_unsupported(scenario: Scenario) -> str | None:
         return form
     if type(scenario.optimizer) not in _OPTIMIZERS:
         return f"There is no row-sparse form of {scenario.optimizer.name}."
+    if problem.num_params > MOST_NUMBERS:
+        return f"{problem.name} has more than 2^34 parameters, whose noise could not be told apart."
     if mechanism.noise_multiplier == 0:
         return "Without noise there is nothing to postpone."
     if mechanism.sampling_probability is None:

@@ -10,6 +10,8 @@ from noisecast.optimizers.optimizer import Array, check_learning_rate
 from noisecast.theory.dp_adam import dp_adam_theory
 from noisecast.theory.optimizer_theory import OptimizerTheory
 
+MOST_KEPT = 1 - 1e-6  # of an average; nearer 1 float32 hardly tells it from 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class DPAdam:
@@ -19,7 +21,7 @@ class DPAdam:
     x = x - eta [m / (1 - b1^(k+1))] / (sqrt(v / (1 - b2^(k+1))) + eps).
 
     Args:
-      learning_rate: eta > 0 [params].    b1, b2: in [0, 1).    eps: > 0 [loss/params].
+      learning_rate: eta > 0 [params].    b1, b2: in [0, 1 - 10^-6].    eps: > 0 [loss/params].
 
     >>> adam = DPAdam(learning_rate=0.1)
     >>> direction, _ = adam.direction(jnp.array([2.0, -3.0]), adam.init(jnp.zeros(2)), 0)
@@ -36,8 +38,8 @@ class DPAdam:
     def __post_init__(self) -> None:
         check_learning_rate(self.learning_rate)
         for field in ("b1", "b2"):
-            if not 0 <= getattr(self, field) < 1:
-                raise ValueError(f"Expected 0 <= {field} < 1, got {getattr(self, field)}.")
+            if not 0 <= getattr(self, field) <= MOST_KEPT:
+                raise ValueError(f"Expected 0 <= {field} <= {MOST_KEPT}, got {getattr(self, field)}.")
         if not self.eps > 0:
             raise ValueError(f"Expected eps > 0, got {self.eps}.")
 

@@ -68,12 +68,15 @@ def least_noise(fits: Callable[[float], bool]) -> float | None:
     2.5
     """
     low, high = LOG_MULTIPLIERS
-    if not fits(math.exp(high)):
+    least, most = (_rounded_up(math.exp(end)) for end in LOG_MULTIPLIERS)
+    if fits(least):
+        return least
+    if not fits(most):
         return None
     while high - low > 5e-4:
         middle = (low + high) / 2
         low, high = (low, middle) if fits(_rounded_up(math.exp(middle))) else (middle, high)
-    return _rounded_up(math.exp(high))
+    return min(_rounded_up(math.exp(high)), most)
 
 
 def _least_noise(

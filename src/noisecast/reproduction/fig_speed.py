@@ -63,7 +63,8 @@ def _questions(task: Task, data_dir: Path | None) -> tuple[Question, ...]:
 def data(table: pd.DataFrame) -> pd.DataFrame:
     """Loss by problem, optimizer, metric, runner, noise multiplier (and its epsilons), seed and step."""
     table = in_the_papers_order(table)
-    looks = [step in times(num_steps) for step, num_steps in zip(table["step"], table["num_steps"])]
+    looked = zip(table["step"], table["num_steps"], strict=True)
+    looks = np.array([step in times(num_steps) for step, num_steps in looked], bool)
     rows = table.loc[looks & table["metric"].isin(["loss", "test_loss"])]
     columns = [
         "problem",

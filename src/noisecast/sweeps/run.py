@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def run_sweep(
       trials: run a random number of trials instead, each of a cell drawn among the questions' (`ledger.draw_trials`).
       among: the sweep of which the questions are a part, where they are: the store may hold its other runs as well.
       may_hold_more: whether the store may hold any other runs of this code: of a search that decides as it goes.
-      beside: other stores, of which runs that are asked for here, from seeds that everybody knows, are taken over.
+      beside: other stores: what they have of this (runs of seeds that everybody knows, forecasts) is taken over.
       progress: told the share that is done and the seconds left.
     Returns: all rows of the store (`noisecast.table`), in an order that does not depend on who finished first.
     Raises:
@@ -94,9 +95,9 @@ def run_sweep(
         if opened.finished:
             ledger = ledger.after(before)
         opened.write_ledger(ledger)
-        asked = {cell for task in tasks for cell in task.cells}
-        for folder in beside:
-            opened.take_over(Store(folder), asked - opened.cells)
+        with _a_full_disk_said(opened):
+            for folder in beside:
+                opened.take_over(Store(folder), tasks)
         done = opened.cells
         left = [rest for task in tasks if (rest := task.without(done)) is not None]
         pace = Pace(left, at_once=_at_once(workers), share_done=1 - _share(left, tasks))
@@ -309,17 +310,29 @@ def _add_all(store: Store, computed: Iterator[Done], pace: Pace, progress: Sweep
     """Every finished group into the store as it comes; the failed ones back."""
     failed = []
     try:
-        for done in computed:
-            if done.table is None:
-                failed.append(done)
-            else:
-                store.add(done.table, _about(done))
-            pace.finished(done.task, done.seconds)
-            progress(pace.share, pace.seconds_left)
+        with _a_full_disk_said(store):
+            for done in computed:
+                if done.table is None:
+                    failed.append(done)
+                else:
+                    store.add(done.table, _about(done))
+                pace.finished(done.task, done.seconds)
+                progress(pace.share, pace.seconds_left)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"Interrupted; {pace.num_finished} groups more are in {store.folder}: the same command goes on."
         ) from None
+    finally:
+        close: Any = getattr(computed, "close", None)
+        if close is not None:
+            close()
+    return failed
+
+
+@contextmanager
+def _a_full_disk_said(store: Store) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise OSError(
             error.errno,
@@ -327,11 +340,6 @@ def _add_all(store: Store, computed: Iterator[Done], pace: Pace, progress: Sweep
             "safe, and the same command goes on",
             str(store.folder),
         ) from None
-    finally:
-        close: Any = getattr(computed, "close", None)
-        if close is not None:
-            close()
-    return failed
 
 
 def _about(done: Done) -> Finished:

@@ -15,9 +15,9 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from noisecast.files import is_bomb, strict_json, why_unwritable, written_whole
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners import Training
 from noisecast.sweeps.ledger import Ledger, ledger_as_data, ledger_from
-from noisecast.sweeps.tasks import origin_of
+from noisecast.sweeps.tasks import Task, origin_of
 from noisecast.table import COLUMNS, METRICS, table_from
 
 _METADATA = b"noisecast"
@@ -144,21 +144,24 @@ class Store:
     def add(self, table: pd.DataFrame, finished: Finished) -> None:
         """Write one group's rows, whole or not at all."""
         content = _as_bytes(table, finished)
-        self._write(f"{hashlib.sha256(content).hexdigest()[:32]}.parquet", finished, content)
-
-    def _write(self, name: str, finished: Finished, content: bytes) -> None:
+        name = f"{hashlib.sha256(content).hexdigest()[:32]}.parquet"
         with written_whole(self._shards / name) as temporary:
             temporary.write_bytes(content)
         self._read[name] = finished, content
 
-    def take_over(self, other: "Store", cells: set[str]) -> None:
-        """The shards of another store of which all runs are among these cells: who asks for them need not compute them.
+    def take_over(self, other: "Store", tasks: Sequence[Task]) -> None:
+        """Runs of these tasks that another store has and this one lacks: who asks for them need not compute them.
 
-        An id says everything that decides a run's numbers, its secret too: only seeds that everybody knows are shared.
+        An id says everything that decides a run's numbers, its secret too: of runs, only those of seeds that everybody
+        knows are shared.
         """
+        asked = {cell: run for task in tasks for cell, run in zip(task.cells, task.runs, strict=True)}
         for name, (finished, content) in other._read.items():
-            if name not in self._read and cells.issuperset(finished.cells):
-                self._write(name, finished, content)
+            cells = tuple(cell for cell in finished.cells if cell in asked and cell not in self.cells)
+            if cells:
+                rows, runs = _rows_of(other._shards / name, content), {asked[cell] for cell in cells}
+                kept = [tuple(run.values()) in runs for run in rows.select(_RUN).to_pylist()]
+                self.add(rows.filter(kept).to_pandas(), replace(finished, cells=cells))
 
     @property
     def has_begun(self) -> bool:

@@ -45,6 +45,12 @@ class Task:
         return tuple(cell_id(self, scenario, repeat) for scenario in self.scenarios for repeat in repeats)
 
     @property
+    def runs(self) -> tuple[tuple[str, str, int | None], ...]:
+        """(scenario, runner, seed) of each, as the table has them, in the order of `cells`."""
+        repeats = self.repeats or (None,)
+        return tuple((scenario.id, self.runner.name, repeat) for scenario in self.scenarios for repeat in repeats)
+
+    @property
     def origin(self) -> str:
         """`origin_of` the secret of its noise; empty where it has none, or one that everybody knows."""
         return origin_of(self.root) if self.repeats and self.root.is_private else ""
