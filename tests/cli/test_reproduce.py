@@ -387,6 +387,7 @@ def test_a_long_sweep_is_estimated_by_trial_before_it_begins(install, capsys, mo
         noisecast.sweeps, "run_sweep", lambda *a, **k: swept.append(k) or pd.DataFrame({"value": [1.0]})
     )
     install("fig-sde", figure(SECONDS=None, questions=lambda scale, data, asked: (scale, data, asked)))
+    monkeypatch.setitem(reproduce.FIGURES, "fig-sde", reproduce.Figure("", shares=("fig-speed",)))
     command = ["reproduce", "fig-sde", "--workers", "2", "--output", "out"]
     assert main(command) == 0  # quick: a trial would take as long as the figure
     assert "It takes minutes." in capsys.readouterr().err and asked == []
@@ -411,6 +412,7 @@ def test_a_damaged_store_of_another_figure_is_left_aside_with_a_word(install, ca
         noisecast.sweeps, "run_sweep", lambda *a, **k: swept.append(k) or pd.DataFrame({"value": [1.0]})
     )
     install("fig-sde", figure(SECONDS=None, questions=lambda scale, data, asked: (scale, data, asked)))
+    monkeypatch.setitem(reproduce.FIGURES, "fig-sde", reproduce.Figure("", shares=("fig-speed",)))
     store = tmp_path / "out" / "stores" / "fig-speed-quick"
     store.parent.mkdir(parents=True)
     with Store.open_for_writing(store):

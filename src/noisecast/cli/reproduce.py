@@ -26,17 +26,23 @@ WIDTH = 100  # of the table of claims in a file or a pipe
 
 @dataclass(frozen=True)
 class Figure:
-    """What can be said of a figure without importing it: its question, and the data sets it needs."""
+    """What can be said of a figure without importing it.
+
+    Args:
+      asks: its question.   datasets: which it needs.
+      shares: figures that ask for some of the same runs.
+    """
 
     asks: str
     datasets: tuple[str, ...] = ()
+    shares: tuple[str, ...] = ()
 
 
 _DATA = ("imdb", "movielens", "forum500")
 TASKS = (*_DATA, "movielens-paper-like", "movielens-centred")
 FIGURES: dict[str, Figure] = {
-    "fig-floors": Figure("final loss against the noise multiplier: the floors and their slopes", _DATA),
-    "fig-speed": Figure("speed of training at six privacy levels: whose depends on epsilon", _DATA),
+    "fig-floors": Figure("final loss against the noise multiplier: the floors and their slopes", _DATA, ("fig-speed",)),
+    "fig-speed": Figure("speed of training at six privacy levels: whose depends on epsilon", _DATA, ("fig-floors",)),
     "fig-threshold": Figure("epsilon below which the adaptive methods win, against the batch size", _DATA),
     "fig-protocol-b": Figure("loss and best learning rate when all is tuned at every epsilon", _DATA),
     "fig-sde": Figure("the optimizers against their SDEs, unified and as printed"),
@@ -127,11 +133,11 @@ class _Order:
         return self.output / "stores" / f"{self.file(name)}-{self.scale}"
 
     def stores_beside(self, name: str) -> list[Path]:
-        """Of the other figures, where they have begun: what two figures ask for is computed once."""
+        """Of figures that ask for some of the same runs, where they have begun: these are computed once."""
         from noisecast.sweeps.store import Store, is_store
 
         found = []
-        for folder in (self.store(other) for other in FIGURES if other != name):
+        for folder in map(self.store, FIGURES[name].shares):
             if is_store(folder):
                 try:
                     Store(folder)

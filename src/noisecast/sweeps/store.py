@@ -157,7 +157,8 @@ class Store:
         """
         asked = {cell: run for task in tasks for cell, run in zip(task.cells, task.runs, strict=True)}
         for name, (finished, content) in other._read.items():
-            cells = tuple(cell for cell in finished.cells if cell in asked and cell not in self.cells)
+            own = self.cells
+            cells = tuple(cell for cell in finished.cells if cell in asked and cell not in own)
             if cells:
                 rows, runs = _rows_of(other._shards / name, content), {asked[cell] for cell in cells}
                 kept = [tuple(run.values()) in runs for run in rows.select(_RUN).to_pylist()]
