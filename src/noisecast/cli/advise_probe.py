@@ -120,8 +120,8 @@ def advise_probe(
     if account is not None:
         console.print(
             f"The budget of '{account.dataset}' allows this training from noise multiplier {in_ledger:g} on.",
-            soft_wrap=True,
-        )
+            soft_wrap=True, markup=False,
+        )  # fmt: skip
     console.print(
         "\nAdvice from these noisy counts and the settings alone. Every epsilon below counts the probe too, but for "
         "those of a sweep. The counts are of the public start: later gradients may be shorter or longer."
