@@ -247,7 +247,7 @@ def _print_left(console: Console, left: Sequence[BudgetLeft], account: Account |
         budget = account.ledger.budget(account.dataset).epsilon
         # A plan made beforehand adds up by loss distributions; the ledger cannot know that there was one.
         caption = (
-            f"in the ledger: the ε of '{escape(account.dataset)}' after such a training, all its entries counted as the "
+            f"in the ledger: the ε of '{escape(account.dataset)}' after such a training, all entries counted as the "
             f"ledger does, which is more than the plan's own; its budget is {budget:g}"
         )
     table = Table(title="What is left for training", caption=caption, **TABLE_STYLE)
