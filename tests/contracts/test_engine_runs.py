@@ -53,7 +53,7 @@ def test_a_run_does_not_depend_on_its_group(case):
         np.testing.assert_allclose(found[size], found[1], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("root", [ROOT, RandomRoot.from_os_entropy(secure_noise=True)], ids=["fast", "secure"])
+@pytest.mark.parametrize("root", [ROOT, RandomRoot(b"\x07" * 32, None, secure_noise=True)], ids=["fast", "secure"])
 @pytest.mark.parametrize("classes, runs", [(32, 2), (2, 3), (2, 17)])
 def test_weights_that_are_fetched_while_their_noise_is_drawn_move_as_others(classes, runs, root):
     """DP-Adam: a group is beyond `FAR`, each alone is not; and a last tile is not a whole group of pairs. Lanes that
