@@ -52,6 +52,14 @@ def test_what_is_shown_begins_with_the_budget_as_entry_1(folder, capsys):
     assert [each["number"] for each in shown["entries"]] == [2]
 
 
+def test_a_run_is_planned_at_the_ledgers_delta_unless_another_is_asked_for(folder, capsys):
+    assert main(["ledger", "budget", "l", "rows", "--epsilon", "9", "--delta", "0.001"]) == 0
+    for output, more, delta in (("one", [], 0.001), ("two", ["--target-delta", "0.02"], 0.02)):
+        capsys.readouterr()
+        assert main([*TRAIN, "--output", output, "--ledger", "l", "--dataset", "rows", *more, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["privacy"]["target_delta"] == delta
+
+
 def test_a_known_seed_is_refused_before_the_file_is_read(folder, capsys):
     assert main(["ledger", "budget", "l", "rows", "--epsilon", "1.5", "--delta", "0.01"]) == 0
     (folder / "rows.csv").unlink()

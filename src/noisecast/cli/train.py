@@ -141,7 +141,8 @@ def train(
     l2_clip_norm: Annotated[float, Parameter(help="Each example's gradient is clipped to this norm.")] = 1.0,
     options: MechanismOptions = MechanismOptions(),  # noqa: B008 (frozen)
     target_delta: Annotated[
-        float | None, Parameter(help="Default: the largest power of ten below 1 / number of examples.")
+        float | None,
+        Parameter(help="Default: that of --ledger, without one the largest power of ten below 1 / number of examples."),
     ] = None,
     num_examples: Annotated[
         int | None,
@@ -180,6 +181,8 @@ def train(
     account = account_of(ledger, dataset)
     if account is not None and insecure_seed is not None:
         raise ValueError("Expected --ledger or --insecure-seed, got both: a run from a known seed has no guarantee.")
+    if account is not None and target_delta is None:
+        target_delta = account.ledger.budget(account.dataset).delta  # or what is planned is not what the ledger counts
     try:
         plan = _plan(
             file, files, options, optimizer, learning_rate, (schedule, warmup_steps), batch_size, l2_clip_norm,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from noisecast.compiled import FAST, INLINE, INSIDE, njit, wide_vectors
+from noisecast.compiled import FAST, INSIDE, njit, wide_vectors
 from noisecast.engines._adam_kernels import MOST, adam_move, rate_and_floor
 from noisecast.engines._kernels import batch_of, clipped_sum, touch
 from noisecast.engines._noise_kernels import PAIRED, ciphers, word_tile
@@ -56,14 +56,17 @@ def _move(w, m, v, begin, draws, count, rate, floor, keep_1, keep_2):
         w[at] -= rate * move
 
 
-@njit(**INLINE)
+@njit(**INSIDE)
 def _add_sums(draws, start, size, now, sums, columns, stamp, slot, per_noise_std):
     """xi + G/(z C) of the tile's numbers; sums: G by number of the row, flat."""
+    wide_vectors()
     for row in range(start // columns, (start + size - 1) // columns + 1):
         if stamp[row] == now:
-            at, own = row * columns - start, np.int64(slot[row]) * columns  # where the row begins: in the tile, in sums
-            for column in range(max(0, -at), min(columns, size - at)):
-                draws[at + column] += sums[own + column] * per_noise_std
+            at = row * columns - start  # where the row begins: in the tile, before it or in it
+            first, count = max(0, at), min(columns, size - at) - max(0, -at)
+            own = np.int64(slot[row]) * columns + max(0, -at)  # the same in sums
+            for i in range(u64(count)):  # an index that might be negative would be looked at each time
+                draws[u64(first) + i] += sums[u64(own) + i] * per_noise_std
 
 
 @njit(**INSIDE)
