@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from noisecast.cli import main
+from noisecast.cli import sweep as sweep_command
 from noisecast.sweeps import Store
 
 SWEEP = """
@@ -99,6 +100,19 @@ def test_no_cluster_no_traceback(run):
     assert "Expected a Ray cluster at" in run(
         "sweep", "sweep.toml", "--store", "store", "--ray", "127.0.0.1:1", status=2
     )
+
+
+def test_what_others_print_meanwhile_is_no_result(run, monkeypatch):
+    """Ray does, of a node that is lost."""
+
+    def ray_speaks(*arguments, **options):
+        print("(raylet) has been marked dead")
+        return run_sweep(*arguments, **options)
+
+    run_sweep = sweep_command.run_sweep
+    monkeypatch.setattr(sweep_command, "run_sweep", ray_speaks)
+    (row,) = run("sweep", "sweep.toml", "--store", "store", "--workers", "0", "--json")["runs"]
+    assert row["runs"] == 16
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
@@ -211,6 +225,16 @@ def test_a_choice_prints_no_hash_of_the_examples(run, swept):
     printed = run("select", "store", "--metric", "test_loss", "--price", "compose")
     said = json.dumps(run("select", "store", "--metric", "test_loss", "--price", "compose", "--json"))
     assert names and not any(name in printed or name in said for name in names)
+
+
+def test_an_epsilon_of_known_noise_is_not_shown_as_the_runs(run, folder):
+    for seeds, heading in (("num_seeds = 2", "score ε "), ("insecure_seeds = [0, 1]", "score ε if secret")):
+        (folder / "sweep.toml").write_text(SWEEP.replace("num_seeds = 2", seeds), encoding="utf-8")
+        store = seeds[:3]
+        run("sweep", "sweep.toml", "--store", store, "--workers", "0")
+        printed = run("select", store, "--metric", "test_loss", "--price", "compose")
+        assert printed.count(heading) == 2 and ("one run inf" in printed) == ("insecure" in seeds)
+        assert ("if secret" in printed) == ("insecure" in seeds)
 
 
 def test_a_choice_by_training_loss_has_no_guarantee(run, swept):

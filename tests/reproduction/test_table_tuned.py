@@ -1,6 +1,7 @@
 """The standings of the paper's cells on grids whose winners are known."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic import draw_for, imdb_row
 
@@ -39,6 +40,26 @@ def test_another_cell_wins_where_it_does():
     assert not sgd.holds and sgd.low > 0 and "(0.1, 2) wins" in sgd.corrected and all(c.holds for c in others)
     place = standings(data(table({"DP-SGD": (0.1, 2.0)}))).query("optimizer == 'DP-SGD' and is_papers")["place"].iloc[0]
     assert place > 20 and f"number {place} of 49" in sgd.corrected
+
+
+def with_forecasts(extrapolated) -> str:
+    """What is said of forecasts of DP-SGD's cells, the lowest at the paper's; those of some rates are extrapolated."""
+    rows = table()
+    forecasts = rows[rows["seed"] == 0].assign(runner="moments", seed=None)
+    forecasts["status"] = np.where(forecasts["learning_rate"].isin(extrapolated), "extrapolated", "ok")
+    return claims(data(pd.concat([rows, table_from(forecasts)])))[0].forecast
+
+
+def test_a_forecast_that_is_extrapolated_is_not_said_to_lose():
+    assert with_forecasts([]) == "(5, 0.5) wins; the paper's cell is number 1 of 49"
+    assert with_forecasts([10]) == (
+        "(5, 0.5) wins; the paper's cell is number 1 of 49. 7 are extrapolated, not the paper's; of those that are "
+        "not, (5, 0.5) wins"
+    )
+    others = with_forecasts([5])
+    assert "(5, 0.5) wins; the paper's cell is number 1 of 49. 7 are extrapolated, the paper's among them" in others
+    assert "of those that are not, (3, 0.5) wins" in others or "of those that are not, (10, 0.5) wins" in others
+    assert with_forecasts(PROTOCOL_A.learning_rates).endswith("49 are extrapolated, the paper's among them")
 
 
 def test_what_chance_hides_is_not_told_apart():

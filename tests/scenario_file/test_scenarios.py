@@ -139,6 +139,13 @@ def test_rows_held_out_by_their_content_cannot_be_replaced(ask, line, of_kind):
     assert "Expected [problem] test with a guarantee for replaced records, got test_fraction" in mistake
 
 
+@pytest.mark.parametrize("key", ["label_names", "vocabulary", "bounds", "test"])
+def test_what_stands_in_a_file_is_not_taken_from_a_list(ask, key):
+    problem = f'[problem]\nkind = "file"\npath = "data.csv"\n{key} = ["no", "yes"]\n'
+    [mistake] = mistakes_in(ask, SETTINGS + problem + MECHANISM + OPTIMIZERS)
+    assert mistake.endswith(f"Expected [problem] {key} to be the name of a file, got ['no', 'yes'].")
+
+
 def test_a_target_epsilon_is_calibrated(ask):
     scenario = ask(WHOLE.replace("noise_multiplier = [0.5, 1.0]", "target_epsilon = 2")).scenarios[0]
     assert scenario.privacy_spent.epsilon == pytest.approx(2, rel=0.01) and scenario.privacy_spent.epsilon <= 2

@@ -149,10 +149,10 @@ def _to_quote(row: dict[str, Any]) -> dict[str, Any]:
 
 def _print(chosen: Selection) -> None:
     console, label = to_reader(), METRICS[chosen.metric].label
-    if len(best_of_each(chosen.ranking)) > 1:
-        console.print(
-            _cells(f"Best {label} (± standard error), by optimizer and noise multiplier", best_of_each(chosen.ranking))
-        )
+    # Of runs whose noise is known, one run's epsilon is inf; the mechanism's is that of the same run with secret noise.
+    epsilon = "ε" if chosen.epsilon_of_run == chosen.settings["epsilon"] else "ε if secret"
+    if len(best := best_of_each(chosen.ranking)) > 1:
+        console.print(_cells(f"Best {label} (± standard error), by optimizer and noise multiplier", best, epsilon))
     delta = f"at delta {chosen.target_delta:g}"
     rows = [
         *((HEADERS.get(name, name), _shown(chosen.settings[name])) for name in SHOWN),
@@ -166,16 +166,16 @@ def _print(chosen: Selection) -> None:
         console.print(NON_PRIVATE)
     if len(chosen.runners_up):
         console.print()
-        console.print(_cells("Runners-up", chosen.runners_up.head(MOST_RUNNERS_UP)))
+        console.print(_cells("Runners-up", chosen.runners_up.head(MOST_RUNNERS_UP), epsilon))
 
 
 def _seed(chosen: Selection) -> str:
     return "" if chosen.seed is None else f", seed {chosen.seed}"
 
 
-def _cells(title: str, frame: pd.DataFrame) -> Table:
+def _cells(title: str, frame: pd.DataFrame, epsilon: str) -> Table:
     table = Table(title=title, **TABLE_STYLE)
-    for name in (*SHOWN, "score", "ε"):
+    for name in (*SHOWN, "score", epsilon):
         table.add_column(HEADERS.get(name, name), justify="left" if name == "optimizer" else "right", no_wrap=True)
     for row in _plain_rows(frame):
         score = _score(row["value"], row["standard_error"])

@@ -1,5 +1,7 @@
 """`noisecast sweep`: many questions into a store that nothing can tear."""
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +42,8 @@ def sweep(
     warn(s for question in questions for s in refusals(question.scenarios, question.runners))
     # How many trials were drawn stays secret: not even its owner's screen shows it before the end.
     what = f"Sweep of {num_runs(questions):,} runs" if trials is None else "Random trials"
-    with sweep_progress(what) as progress:
+    # Ray tells, unasked and on standard output, of a node that is lost: where results go, and nothing else.
+    with sweep_progress(what) as progress, redirect_stdout(sys.stderr):
         table = run_sweep(questions, store, workers=workers, ray=ray, trials=trials, progress=progress)
     if trials is not None:
         _say_trials(store, json)

@@ -1,6 +1,9 @@
 """Colour is the optimizer, line is the runner: fixed here for every figure."""
 
+import math
 from typing import Any
+
+import numpy as np
 
 # Okabe and Ito's colours, told apart by readers who see few of them.
 OPTIMIZER_COLOURS = {"DP-SGD": "#0072B2", "DP-SignSGD": "#D55E00", "DP-Adam": "#009E73"}
@@ -33,15 +36,21 @@ RC: dict[Any, Any] = {
     "figure.dpi": 150,
 }
 
+# Numbers of a decade that a logarithmic axis shows, by how far it reaches (its end over its beginning, at most).
+_NUMBERED = {math.inf: (1,), 1000: (1, 3), 60: (1, 2, 5), 10: (1, 2, 3, 5), 3: tuple(range(1, 10))}
+_FEWEST = 3  # with fewer, the next finer ones
+
 
 def plain_numbers(axis: Any) -> None:
     """Number a logarithmic axis, once its range is known, as people write: 0.2, 0.5, 1; as many as find room."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low, high = axis.get_view_interval()
-    ratio = high / low
-    steps = {3: range(1, 10), 10: (1, 2, 3, 5), 60: (1, 2, 5), 1000: (1, 3)}
-    between = next((some for most, some in steps.items() if ratio < most), (1,))
+    decades = 10.0 ** np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    roomy = sum(high / low < most for most in _NUMBERED)
+    finer = list(_NUMBERED.values())[roomy - 1 :]
+    places = (np.outer(decades, numbers) for numbers in finer)
+    between = next((n for n, at in zip(finer, places) if ((low <= at) & (at <= high)).sum() >= _FEWEST), finer[-1])
     axis.set_major_locator(LogLocator(subs=between, numticks=20))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())

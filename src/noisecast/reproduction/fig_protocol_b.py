@@ -244,17 +244,18 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 def _draw_losses(panel: Any, rows: Any, axis: str, label: str) -> None:
     trained = rows[rows["runner"] == "training"]
-    for curve, part in trained.groupby("curve", sort=False):
-        part = part.sort_values(axis)
-        bars = (part["value"] - part["low"]).to_numpy(float)
-        panel.errorbar(
-            part[axis] * ASIDE[str(curve)], part["value"], yerr=bars, marker="s" if "again" in str(curve) else "o",
-            markersize=3.5, linewidth=0.8, color=CURVE_COLOURS[str(curve)], alpha=0.9,
-        )  # fmt: skip
     values = trained.loc[~(trained["curve"] == "DP-SGD")]["value"]
     panel.set(xscale="log", yscale="log", xlabel=label)
     if len(values):
         panel.set_ylim(values.min() / 1.15, values.max() * 1.6)
+    for curve, part in trained.groupby("curve", sort=False):
+        part = part.sort_values(axis)
+        is_seen = part["value"] <= values.max() * 1.6 if len(values) else part["value"].notna()
+        bars = (part["value"] - part["low"]).where(is_seen).to_numpy(float)
+        panel.errorbar(
+            part[axis] * ASIDE[str(curve)], part["value"], yerr=bars, marker="s" if "again" in str(curve) else "o",
+            markersize=3.5, linewidth=0.8, color=CURVE_COLOURS[str(curve)], alpha=0.9,
+        )  # fmt: skip
     top = panel.get_ylim()[1]
     for _, off in trained[(trained["curve"] == "DP-SGD") & (trained["value"] > top)].iterrows():
         panel.annotate(
@@ -328,6 +329,6 @@ def _handles(frame: pd.DataFrame) -> list[Line2D]:
         Line2D([], [], color="black", linestyle="none", marker="D", markersize=4, markerfacecolor="white",
                label="best rate of the finer sweep, with its 95 % interval"),
         Line2D([], [], color="black", linestyle=(0, (1, 2)), label="claimed slope 1"),
-        Line2D([], [], linestyle="none", label="points of one ε lie side by side"),
+        Line2D([], [], linestyle="none", label="points of one ε lie side by side; ↑ above the picture"),
     ]  # fmt: skip
     return handles

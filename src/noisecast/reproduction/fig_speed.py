@@ -7,6 +7,7 @@ Speed is the rate at which the way to the best loss gets shorter in the first pa
 r, per step, of (f - f_best) / (f_start - f_best) = exp(-r k), from the start until a fifth of the way is gone or the
 loss turns, whichever is first. f_best is the lowest mean loss that this optimizer reaches at any of the multipliers. A
 curve that never covers `LEAST_FALL` of the way does not converge and has no speed: the paper's claim leaves it out too.
+Where fewer than three converge there is no power of z, and the claim fails: `_too_few`.
 """
 
 import math
@@ -36,6 +37,8 @@ TITLE = "How fast the loss falls, by privacy noise"
 
 FIRST_PART = 0.2  # of the way to the best loss: over it the rate is fitted
 LEAST_FALL = 0.1  # of the way: a curve that never gets there does not converge
+LEAST_WAY = 1e-3  # of the loss at the start: less is chance, at any of the multipliers
+LEAST_RATES = 3  # multipliers at which the loss falls, for a slope
 
 WANTED = {"DP-SGD": 0.0, "DP-SignSGD": -1.0, "DP-Adam": -1.0}  # powers of z
 TOLERANCE = 0.25  # a slope is as claimed if its whole interval is that near
@@ -108,7 +111,9 @@ def rates(steps: np.ndarray, losses: np.ndarray) -> np.ndarray:
 
 
 def _rate(steps: np.ndarray, curve: np.ndarray, best: float) -> float:
-    left = (curve - best) / (curve[0] - best) if curve[0] > best else np.ones_like(curve)
+    if curve[0] - best < LEAST_WAY * curve[0]:
+        return math.nan
+    left = (curve - best) / (curve[0] - best)
     last = int(np.argmin(left))
     if left[last] > 1 - LEAST_FALL:
         return math.nan
@@ -121,10 +126,10 @@ def _rate(steps: np.ndarray, curve: np.ndarray, best: float) -> float:
 
 
 def rate_slope(multipliers: np.ndarray, steps: np.ndarray, losses: np.ndarray) -> tuple[Estimate, np.ndarray]:
-    """Log-log slope of the early rate in z, and the multipliers it is of; nan where fewer than three have a rate."""
+    """Log-log slope of the early rate in z, and the multipliers that have one; nan of fewer than `LEAST_RATES`."""
     found = rates(steps, losses.mean(axis=2))
     used = found > 0
-    if used.sum() < 3:
+    if used.sum() < LEAST_RATES:
         return Estimate(math.nan, math.nan, math.nan), multipliers[used]
     log_z = np.log(multipliers[used])
     centred = log_z - log_z.mean()
@@ -146,30 +151,55 @@ def claims(frame: pd.DataFrame) -> list[Claim]:
 
 
 def _claim(rows: pd.DataFrame, problem: str, metric: str, optimizer: str, *, frame: pd.DataFrame) -> Claim:
-    wanted = WANTED[optimizer]
-    measured = multipliers, _, _ = curves(rows)
-    found, used = rate_slope(*measured)
-    holds = found.within(wanted - TOLERANCE, wanted + TOLERANCE)
-    is_open = math.isfinite(found.value) and found.leaves_room(wanted, wanted)
-    num_left_out = len(multipliers) - len(used)
-    left_out = f"; {num_left_out} of {len(multipliers)} do not converge" if num_left_out else ""
-    label = METRICS[metric].label
+    wanted, label = WANTED[optimizer], METRICS[metric].label
     power = "does not depend on epsilon" if wanted == 0 else "is proportional to epsilon, so to 1/z"
     return Claim(
         source=f"Thm. {'lossbound_sgd' if wanted == 0 else 'lossbound_sign'}, Fig. {_figure(problem, metric)}",
         statement=f"{optimizer} on {problem}: the speed of the {label} {power}",
-        measure=f"log-log slope in z of the early rate of the {label}, {_range(used)}{left_out}",
-        value=found.value,
-        low=found.low,
-        high=found.high,
-        wanted=f"{wanted:g} ± {TOLERANCE:g}",
-        holds=holds,
         theory="2 h lambda: 0, the drift; the noise adds to the loss meanwhile"
         if wanted == 0
         else "2 h lambda / S (sign: times 0.80): -1 where privacy noise dominates S, 0 where batch noise does",
         forecast=_forecast(frame, problem, metric, optimizer),
-        corrected="" if holds else UNDECIDED if is_open else _corrected(optimizer, *measured),
+        **_decision(optimizer, label, *curves(rows)),
     )
+
+
+def _decision(
+    optimizer: str, label: str, multipliers: np.ndarray, steps: np.ndarray, losses: np.ndarray
+) -> dict[str, Any]:
+    """The number that decides, and what follows from it: the slope, or that the loss falls too seldom to have one."""
+    wanted = WANTED[optimizer]
+    found, used = rate_slope(multipliers, steps, losses)
+    if len(used) < LEAST_RATES:
+        return _too_few(label, multipliers, steps, losses)
+    num_left_out = len(multipliers) - len(used)
+    left_out = f"; {num_left_out} of {len(multipliers)} do not converge" if num_left_out else ""
+    holds = found.within(wanted - TOLERANCE, wanted + TOLERANCE)
+    is_open = found.leaves_room(wanted, wanted)
+    return {
+        "measure": f"log-log slope in z of the early rate of the {label}, {_range(used)}{left_out}",
+        **found._asdict(),
+        "wanted": f"{wanted:g} ± {TOLERANCE:g}",
+        "holds": holds,
+        "corrected": "" if holds else UNDECIDED if is_open else _corrected(optimizer, multipliers, steps, losses),
+    }
+
+
+def _too_few(label: str, multipliers: np.ndarray, steps: np.ndarray, losses: np.ndarray) -> dict[str, Any]:
+    """Where the loss falls at fewer multipliers than a slope takes: their number decides, and it refutes."""
+    count = bootstrap(lambda sample: float(np.sum(rates(steps, sample.mean(axis=2)) > 0)), losses)
+    at = multipliers[rates(steps, losses.mean(axis=2)) > 0]
+    seen = f"only at z = {' and '.join(f'{z:g}' for z in at)}: elsewhere" if len(at) else "at none of these:"
+    return {
+        "measure": f"at how many of {len(multipliers)} noise multipliers the {label} falls at all",
+        **count._asdict(),
+        "wanted": f">= {LEAST_RATES}, for a slope",
+        "holds": False,
+        "corrected": UNDECIDED
+        if count.leaves_room(LEAST_RATES, math.inf)
+        else f"The {label} falls {seen} the noise adds as much as the drift takes away, and there is no speed to "
+        "compare.",
+    }
 
 
 def _figure(problem: str, metric: str) -> str:
@@ -194,8 +224,6 @@ def _corrected(optimizer: str, multipliers: np.ndarray, steps: np.ndarray, losse
     """The rates themselves at the least and the most noise that has one."""
     found = rates(steps, losses.mean(axis=2))
     falling = np.flatnonzero(found > 0)
-    if len(falling) < 2:
-        return "The loss hardly falls at any of these multipliers: there is no speed to compare."
     first, last = falling[0], falling[-1]
     low, high = multipliers[first], multipliers[last]
     if optimizer == "DP-SGD":
@@ -258,12 +286,12 @@ def _draw_paths(axes: Any, rows: pd.DataFrame, colours: ScalarMappable) -> None:
 
 
 def _draw_rates(axes: Any, rows: pd.DataFrame) -> None:
-    """Early rates, relative to the least noise, with the claimed powers."""
+    """Early rates, where there are enough for a slope, relative to the least noise; with the claimed powers."""
     for (optimizer, runner), some in each(rows, "optimizer", "runner"):
         multipliers, steps, losses = curves(some)
         found = rates(steps, losses.mean(axis=2))
         used = found > 0
-        if not used.any():
+        if used.sum() < LEAST_RATES:
             continue
         style, marker = RUNNER_LINES[runner]
         colour = OPTIMIZER_COLOURS[optimizer]
@@ -287,8 +315,8 @@ def _legend(figure: Figure, frame: pd.DataFrame) -> None:
     handles.append(Line2D([], [], color="black", linestyle=(0, (1, 2)), label="claimed powers of z: 0 and -1 (dotted)"))
     seeds = [seed_counts(rows) for _, rows in each(only(frame, runner="training"), "problem")]
     title = (
-        "Colour of the paths: noise multiplier z (dark: much noise). A rate is shown where the loss falls.\n"
-        f"Bands: 95 % interval of the mean over {' / '.join(seeds)} seeds, problem by problem. "
-        "Non-private."
+        "Colour of the paths: noise multiplier z (dark: much noise). Rates where the loss falls, at three z or more.\n"
+        f"Bands: 95 % interval of the mean over {' / '.join(seeds)} seeds, problem by problem "
+        "(of two, the first is DP-SGD's). Non-private."
     )
     figure.legend(handles=handles, loc="outside lower center", ncols=3, title=title)

@@ -355,7 +355,9 @@ def _handles(frame: Any) -> Sequence[Line2D]:
         style, marker = RUNNER_LINES[runner]
         label = RUNNER_LABELS[runner] + (f", at most {seeds} seeds, bars 95 %" if runner == "training" else "")
         handles.append(Line2D([], [], color="black", linestyle=style, marker=marker, markersize=3, label=label))
-    handles.append(Line2D([], [], color="black", linestyle="--", label="corrected formula"))
+    handles.append(
+        Line2D([], [], color="black", linestyle="--", label="corrected formula (accounted: within the trained z)")
+    )
     handles.append(Line2D([], [], color="black", linestyle=":", label="printed formula"))
     handles.append(Line2D([], [], color="#999999", alpha=0.3, linewidth=8, label="window shown in the paper"))
     handles.append(Line2D([], [], color="black", linestyle=(0, (1, 1)), linewidth=0.9, label="crossing (vertical)"))

@@ -37,6 +37,7 @@ from noisecast.reproduction.tasks import (
 )
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.runners import Moments, Training
+from noisecast.table import EXTRAPOLATED, OK
 
 TITLE = "Tuned at one noise multiplier (Protocol A): which settings win"
 LOSS, ACCURACY = Score("loss"), Score("accuracy")
@@ -186,10 +187,18 @@ def _above(value: float, best: float) -> str:
 
 
 def _forecast(rows: Any) -> str:
+    """By the numbers alone; and, where some are extrapolated, which never beat those that are not, among the others."""
     if rows is None:
         return "not asked at this scale"
-    papers = rows[rows["is_papers"]].iloc[0]
-    return f"{_setting(rows.iloc[0])} wins; the paper's cell is number {papers['place']} of {len(rows)}"
+    by_number, are_beyond = rows.sort_values("value", kind="stable"), rows["status"] == EXTRAPOLATED
+    place = 1 + int(np.argmax(by_number["is_papers"]))
+    found = f"{_setting(by_number.iloc[0])} wins; the paper's cell is number {place} of {len(rows)}"
+    if not are_beyond.any():
+        return found
+    papers = "the paper's among them" if are_beyond[rows["is_papers"]].any() else "not the paper's"
+    ok = rows[rows["status"] == OK]
+    others = f"; of those that are not, {_setting(ok.iloc[0])} wins" if len(ok) else ""
+    return f"{found}. {are_beyond.sum()} are extrapolated, {papers}{others}"
 
 
 def _winner(by_accuracy: Any, problem: str, optimizer: str) -> str:

@@ -15,7 +15,17 @@ from noisecast.problems.matrix_factorization import matrix_factorization
 from noisecast.problems.problem import Problem
 from noisecast.problems.quadratic import quadratic
 from noisecast.problems.quartic import quartic
-from noisecast.scenario_file.values import LISTED, Count, Finite, NotNegative, Positive, Table, as_list, one_of
+from noisecast.scenario_file.values import (
+    LISTED,
+    Count,
+    FileName,
+    Finite,
+    NotNegative,
+    Positive,
+    Table,
+    as_list,
+    one_of,
+)
 
 
 class _NormalDraw(Table):
@@ -80,19 +90,19 @@ class Bundled(Table):
 
 class File(Table):
     kind: Literal["file"]
-    path: str
+    path: FileName
     label: str = "label"
     label_separator: str | None = None
-    label_names: str | None = None
+    label_names: FileName | None = None
     text: str | None = None
     columns: Annotated[list[str], *LISTED] | None = None
     features: TextKind = "term-frequency"
-    vocabulary: str | None = None
+    vocabulary: FileName | None = None
     vocabulary_size: Count = 10_000
     max_tokens: Count | None = None
-    bounds: str | None = None
+    bounds: FileName | None = None
     unit_rows: bool = False
-    test: str | None = None
+    test: FileName | None = None
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def build(self, folder: Path) -> Problem:
@@ -127,7 +137,7 @@ def _two(ends: list[float]) -> list[float]:
 
 class Factorization(Table):
     kind: Literal["factorization"]
-    path: str
+    path: FileName
     num_users: Count
     num_items: Count
     public_init_seed: int
@@ -137,7 +147,7 @@ class Factorization(Table):
     init: Annotated[str, one_of(("normal", "truncated-normal"))] = "normal"
     init_std: Positive = 0.1
     half: bool = True
-    test: str | None = None
+    test: FileName | None = None
     test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def build(self, folder: Path) -> Problem:

@@ -56,6 +56,12 @@ def one_of(names: Iterable[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _file_name(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError(f"the name of a file, got {value!r}")
+    return value
+
+
 def _distinct(values: list) -> list:
     if len(set(values)) < len(values):
         raise ValueError(f"distinct values, got {values}; leave out the repeated ones")
@@ -76,6 +82,7 @@ LIST, RANGE = "list", "range"
 _meant = Discriminator(lambda value: RANGE if is_range(value) else LIST)
 _Range: TypeAlias = Annotated[LogUniform, BeforeValidator(_log_uniform), Tag(RANGE)]
 
+FileName: TypeAlias = Annotated[str, BeforeValidator(_file_name)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -36,6 +36,11 @@ from noisecast.problems.datasets.text_encoder import TextEncoder, TextKind
 
 IMDB_SOURCE = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 MOVIELENS_SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
+STACKOVERFLOW_SOURCE = "the columns title and tags (joined by |) from https://data.stackexchange.com"
+FORUM_FILE = (
+    "it of your own texts with np.savez (indptr, indices, counts, num_tokens, label, num_train); the posts themselves "
+    "are not published"
+)
 
 MOVIELENS_USERS, MOVIELENS_ITEMS = 943, 1682
 RATINGS = ["user", "item", "rating", "timestamp"]  # columns of a file as MovieLens has it, without a header
@@ -268,7 +273,7 @@ def forum500(data_dir=None) -> tuple[Dataset, Dataset]:
         data_dir,
         ("forum500_counts.npz",),
         what="forum posts",
-        obtain="it comes with the development data; of your own texts make such a file with np.savez",
+        obtain=f"make {FORUM_FILE}",
     )
     arrays = read_npz(where)
     for name in ("label", "num_train", "num_tokens", "counts", "indptr", "indices"):
@@ -375,7 +380,7 @@ def stackoverflow(
         data_dir,
         ("so_titles_tags_30k.csv.gz", "so_titles_tags_30k.csv"),
         what="Stack Overflow titles",
-        obtain="export the columns title and tags (joined by |) from https://data.stackexchange.com",
+        obtain=f"export {STACKOVERFLOW_SOURCE}",
     )
     texts = read_tagged_texts(where)
     train, test = (texts.rows(rows) for rows in public_split(texts.num_examples))

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from noisecast.problems.datasets.archives import IMDB_SOURCE, MOVIELENS_SOURCE, forum500, imdb, movielens, stackoverflow
+from noisecast.problems.datasets.archives import (
+    FORUM_FILE,
+    IMDB_SOURCE,
+    MOVIELENS_SOURCE,
+    STACKOVERFLOW_SOURCE,
+    forum500,
+    imdb,
+    movielens,
+    stackoverflow,
+)
 from noisecast.problems.datasets.bundled import bundled
 
 
@@ -41,7 +50,7 @@ DATASETS = (
         "film reviews, 2 classes (the paper's IMDB)",
         "25,000 + 25,000",
         "10,000",
-        f"put {IMDB_SOURCE} into the data folder",
+        f"put {IMDB_SOURCE}, or imdb_train.csv.gz and imdb_test.csv.gz (text, label), into the data folder",
         True,
         imdb,
     ),
@@ -50,7 +59,7 @@ DATASETS = (
         "ratings by 943 users of 1,682 films (the paper's MovieLens-100k)",
         "100,000",
         "943 + 1,682",
-        f"put {MOVIELENS_SOURCE} into the data folder",
+        f"put {MOVIELENS_SOURCE}, or its u.data, into the data folder",
         True,
         movielens,
     ),
@@ -59,7 +68,7 @@ DATASETS = (
         "forum posts, 500 classes (the shape of the paper's StackOverflow)",
         "246,092 + 61,719",
         "10,000",
-        "put forum500_counts.npz (development data) into the data folder",
+        f"forum500_counts.npz in the data folder: make {FORUM_FILE}",
         True,
         forum500,
     ),
@@ -68,7 +77,7 @@ DATASETS = (
         "titles of Stack Overflow questions, 100 tags",
         "24,000 + 6,000",
         "10,000",
-        "put so_titles_tags_30k.csv.gz (title, tags joined by |) into the data folder",
+        f"so_titles_tags_30k.csv.gz in the data folder: export {STACKOVERFLOW_SOURCE}",
         True,
         stackoverflow,
     ),
