@@ -1,4 +1,4 @@
-"""The forecast on generated data: twenty-one kinds of features, two classes, trained until each mean loss is known.
+"""The forecast on generated data: twenty-three kinds of features, two classes, trained until each mean loss is known.
 
   python -m benchmarks.forecast_generated
   python -m benchmarks.forecast_generated wide,zipf-counts --most-seeds 2048 --output cells.csv
@@ -169,12 +169,24 @@ def raw_columns(rng: np.random.Generator) -> Features:
     return 5 + rng.normal(size=(2000, 30))
 
 
+def wide_dense(rng: np.random.Generator) -> Features:
+    """More features than rows, none of them related."""
+    return rng.normal(size=(1000, 2000)) / 2000**0.5
+
+
+def expression(rng: np.random.Generator) -> Features:
+    """Few rows of very many columns, as of genes: twelve factors and noise, standardised, rows of length 1."""
+    raw = 0.3 * rng.normal(size=(375, 12)) @ rng.normal(size=(12, 4000)) + rng.normal(size=(375, 4000))
+    standard = (raw - raw.mean(axis=0)) / raw.std(axis=0)
+    return standard / np.sqrt((standard**2).sum(axis=1, keepdims=True))
+
+
 KINDS: dict[str, Callable[[np.random.Generator], Features]] = {
     make.__name__.replace("_", "-"): make
     for make in (
         binary, one_factor, five_factors, positive, standardised, copies, zipf_counts, zipf_binary, wide, scales,
         tf_idf, one_hot, table, small_table, pixels, heavy_tails, long_binary, rare_label, repeated_rows, click_log,
-        raw_columns,
+        raw_columns, wide_dense, expression,
     )
 }  # fmt: skip
 OFFSETS = {
