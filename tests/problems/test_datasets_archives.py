@@ -295,7 +295,7 @@ def test_missing_data_says_what_was_looked_for_and_where_to_get_it(tmp_path, mon
         entry.load()
     monkeypatch.setenv("NOISECAST_DATA", str(tmp_path))
     for load in (entry.load, lambda: entry.load(tmp_path)):
-        with pytest.raises(DataError, match=f"in {tmp_path}, looked for .*; (get|export|it comes)"):
+        with pytest.raises(DataError, match=f"in {tmp_path}, looked for .*; (get|export|make)"):
             load()
     with pytest.raises(DataError, match="not a directory"):
         entry.load(tmp_path / "nowhere")

@@ -245,18 +245,17 @@ def draw(frame: pd.DataFrame) -> Figure:
 def _draw_losses(panel: Any, rows: Any, axis: str, label: str) -> None:
     trained = rows[rows["runner"] == "training"]
     values = trained.loc[~(trained["curve"] == "DP-SGD")]["value"]
+    top = values.max() * 1.6 if len(values) else np.inf
     panel.set(xscale="log", yscale="log", xlabel=label)
-    if len(values):
-        panel.set_ylim(values.min() / 1.15, values.max() * 1.6)
     for curve, part in trained.groupby("curve", sort=False):
         part = part.sort_values(axis)
-        is_seen = part["value"] <= values.max() * 1.6 if len(values) else part["value"].notna()
-        bars = (part["value"] - part["low"]).where(is_seen).to_numpy(float)
+        bars = (part["value"] - part["low"]).where(part["value"] <= top).to_numpy(float)
         panel.errorbar(
             part[axis] * ASIDE[str(curve)], part["value"], yerr=bars, marker="s" if "again" in str(curve) else "o",
             markersize=3.5, linewidth=0.8, color=CURVE_COLOURS[str(curve)], alpha=0.9,
         )  # fmt: skip
-    top = panel.get_ylim()[1]
+    if len(values):
+        panel.set_ylim(values.min() / 1.15, top)
     for _, off in trained[(trained["curve"] == "DP-SGD") & (trained["value"] > top)].iterrows():
         panel.annotate(
             f"{off['value']:.3g} ↑", (off[axis], top), xytext=(0, -9), textcoords="offset points", fontsize=6.5,
