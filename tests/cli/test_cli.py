@@ -12,6 +12,7 @@ import pytest
 from cli_inputs import ACCOUNT, SCENARIO, TRAIN, with_option
 
 from noisecast.cli import COMMANDS, main
+from noisecast.problems.datasets.archives import IMDB_SOURCE, MOVIELENS_SOURCE
 
 # --- account ---------------------------------------------------------------------------------------------------------
 
@@ -272,6 +273,14 @@ def test_a_refusal_is_printed(folder, capsys):
     (folder / "scenario.toml").write_text(text, encoding="utf-8")
     assert main(["answer", "scenario.toml"]) == 0
     assert "Left out: closed_form cannot answer a quartic" in " ".join(capsys.readouterr().out.split())
+
+
+def test_no_address_of_data_is_cut_on_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["datasets"]) == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert all(f"{address}\n" in printed.replace(" ", "") for address in (IMDB_SOURCE, MOVIELENS_SOURCE))
 
 
 def test_datasets_lists_what_can_be_read(capsys):

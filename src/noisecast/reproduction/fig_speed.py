@@ -171,7 +171,7 @@ def _decision(
     wanted = WANTED[optimizer]
     found, used = rate_slope(multipliers, steps, losses)
     if len(used) < LEAST_RATES:
-        return _too_few(label, multipliers, steps, losses)
+        return _too_few(label, used, steps, losses)
     num_left_out = len(multipliers) - len(used)
     left_out = f"; {num_left_out} of {len(multipliers)} do not converge" if num_left_out else ""
     holds = found.within(wanted - TOLERANCE, wanted + TOLERANCE)
@@ -185,13 +185,12 @@ def _decision(
     }
 
 
-def _too_few(label: str, multipliers: np.ndarray, steps: np.ndarray, losses: np.ndarray) -> dict[str, Any]:
-    """Where the loss falls at fewer multipliers than a slope takes: their number decides, and it refutes."""
+def _too_few(label: str, used: np.ndarray, steps: np.ndarray, losses: np.ndarray) -> dict[str, Any]:
+    """Where the loss falls at fewer multipliers, `used`, than a slope takes: their number decides, and it refutes."""
     count = bootstrap(lambda sample: float(np.sum(rates(steps, sample.mean(axis=2)) > 0)), losses)
-    at = multipliers[rates(steps, losses.mean(axis=2)) > 0]
-    seen = f"only at z = {' and '.join(f'{z:g}' for z in at)}: elsewhere" if len(at) else "at none of these:"
+    seen = f"only at z = {' and '.join(f'{z:g}' for z in used)}: elsewhere" if len(used) else "at none of these:"
     return {
-        "measure": f"at how many of {len(multipliers)} noise multipliers the {label} falls at all",
+        "measure": f"at how many of {len(losses)} noise multipliers the {label} falls at all",
         **count._asdict(),
         "wanted": f">= {LEAST_RATES}, for a slope",
         "holds": False,
