@@ -16,6 +16,7 @@ BESIDE = ["benchmarks", "mutants", "fuzz", "tests"]
 LAYERS = [
     "theory",
     "files",
+    "locks",
     "worker_process",
     "table",
     "compiled",

@@ -6,12 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from noisecast import DPSGD, DPSignSGD, Poisson, SampledGaussian, Stream, quadratic
+from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, Stream, quadratic
 from noisecast.protocols import (
     Grid,
     Score,
     ask_protocol_a,
     cells,
+    check_cells,
     kept_questions,
     protocol_a,
     protocol_b,
@@ -20,6 +21,7 @@ from noisecast.protocols import (
     tuned,
     tuning_questions,
 )
+from noisecast.question import Question
 from noisecast.runners import Moments, Training
 from noisecast.sweeps import run_sweep
 from noisecast.table import DIVERGED, EXTRAPOLATED, OK, table_from
@@ -280,3 +282,26 @@ def test_the_kept_questions_are_each_runners_own(question):
 def test_tuning_where_nothing_is_asked(question):
     with pytest.raises(ValueError, match=r"noise multipliers 0.5, 5, 50, got 7"):
         tuning_questions([question], 7.0)
+
+
+def test_scenarios_that_no_column_tells_apart_are_refused_not_averaged(table):
+    """Two DP-Adams of one learning rate are two scenarios in one cell: their mean is nobody's loss."""
+    both = pd.concat([table, table.assign(scenario="t")])
+    with pytest.raises(ValueError, match="keep them in stores of their own"):
+        protocol_b(both, Score())
+    # What differs in a column is another cell.
+    assert len(protocol_b(pd.concat([table, table.assign(scenario="t", optimizer="DP-Adam")]), Score())) == 6
+
+
+def test_they_are_refused_before_they_are_trained():
+    mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Stream(8))
+    problem = quadratic(np.ones(2), 1.0, example_noise_std=0.1)
+
+    def ask(b2, runner) -> Question:
+        adam = DPAdam(learning_rate=0.1, b2=b2)
+        scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=adam, num_steps=5)
+        return Question(scenarios=(scenario,), runners=(runner,), record_at=())
+
+    check_cells([ask(0.5, Training()), ask(0.5, Moments())])
+    with pytest.raises(ValueError, match="got several scenarios in one"):
+        check_cells([ask(0.5, Training()), ask(0.9, Training())])

@@ -130,6 +130,16 @@ def test_what_a_killed_process_held_is_free_and_its_lock_file_goes_with_the_next
     assert os.listdir(tmp_path) == []
 
 
+def test_files_that_only_look_like_a_runs_own_are_left_alone(tmp_path):
+    """What belongs to a checkpoint `run` is none of `.run.toml` or of the lock of a checkpoint `run.b`."""
+    others = [".run.toml", ".run.b.lock", ".run.b.half-written-abcdefgh", ".run.settings", "run.b"]
+    for name in others:
+        (tmp_path / name).touch()
+    (tmp_path / ".run.half-written-abc_1234").touch()
+    train(scenario(), checkpoint=tmp_path / "run")
+    assert sorted(os.listdir(tmp_path)) == sorted(others)
+
+
 def test_a_run_that_fails_lets_go_of_its_checkpoint(path):
     with pytest.raises(ValueError, match="found none"):
         train(scenario(), checkpoint=path, resume=True)

@@ -4,9 +4,7 @@ It holds the secret that the noise is made of: whoever reads it can take the noi
 alone, never part of a model directory, and deleted when the run is done.
 """
 
-import glob
 import io
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from noisecast.files import read_arrays, why_unwritable, written_whole
+from noisecast.files import half_written, read_arrays, why_unwritable, written_whole
+from noisecast.locks import held
 from noisecast.privacy.noise import RandomRoot
-
-try:
-    import fcntl
-except ImportError:  # Windows: there is nobody to ask
-    fcntl = None
 
 FORMAT = 3
 
@@ -62,10 +56,8 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
 
 def remove_checkpoint(path: str | Path) -> None:
     """Remove it, and what a killed writer left half-written beside it: that holds the secret as well."""
-    path = Path(path)
-    for file in (path, *path.parent.glob(f".{glob.escape(path.name)}.*{glob.escape(path.suffix)}")):
-        if file != _lock_of(path):  # whoever holds it removes it
-            file.unlink(missing_ok=True)
+    for file in (Path(path), *half_written(path)):
+        file.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -77,49 +69,11 @@ def checkpoint_held(path: str | Path) -> Iterator[None]:
     Raises: ValueError: another process has it, or nothing could be written beside it.
     """
     path = Path(path)
-    if fcntl is None:
-        yield
-        return
     if (reason := why_unwritable(path.absolute())) is not None:
         raise ValueError(reason)
-    lock = _lock_of(path)
-    handle = _locked(lock)
-    if handle is None:
-        raise ValueError(f"Another process is training from the checkpoint {path}; wait until it is done, or stop it.")
-    try:
+    refusal = f"Another process is training from the checkpoint {path}; wait until it is done, or stop it."
+    with held(path.with_name(f".{path.name}.lock"), refusal=refusal):
         yield
-    finally:
-        if _is_at(lock, handle):  # else somebody removed ours, and this is another's
-            lock.unlink(missing_ok=True)
-        os.close(handle)  # only now: who waits for it must not lock a file that we remove
-
-
-def _lock_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.lock")
-
-
-def _locked(lock: Path) -> int | None:
-    """The lock file, open and ours; None where another process holds it. What a killed process left holds nobody up."""
-    assert fcntl is not None
-    while True:
-        handle = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            return None
-        except OSError:  # a file system without locks: there is nobody to ask
-            return handle
-        if _is_at(lock, handle):
-            return handle
-        os.close(handle)  # whoever held it removed it after we opened it
-
-
-def _is_at(path: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all: written under a temporary name, then renamed. And files of strangers, read."""
 
 import errno
+import glob
 import io
 import json
 import math
@@ -18,6 +19,7 @@ import numpy as np
 
 # More than this, and more than so many times the file, no data of people's own unpack to; gzip can do 1,000 times.
 MOST_UNPACKED, MOST_TIMES = 2**28, 200
+_HALF = ".half-written-"  # in the names of files that are not whole yet
 
 
 @contextmanager
@@ -35,7 +37,7 @@ def written_whole(path: str | Path, *, secret: bool = False) -> Iterator[Path]:
     '1 2 3'
     """
     path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}{_HALF}", suffix=path.suffix)
     os.close(handle)
     try:
         yield Path(name)
@@ -48,6 +50,13 @@ def written_whole(path: str | Path, *, secret: bool = False) -> Iterator[Path]:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
             error.filename = str(path)  # who writes to an open file is told no name
         raise
+
+
+def half_written(path: str | Path) -> list[Path]:
+    """What killed writers of `path` left beside it; nobody else's files are called so."""
+    path = Path(path)
+    eight = "?" * 8  # characters that `mkstemp` chooses
+    return list(path.parent.glob(f".{glob.escape(path.name)}{_HALF}{eight}{glob.escape(path.suffix)}"))
 
 
 @contextmanager

@@ -29,6 +29,11 @@ CONTEST = ["problem", "expected_batch_size", "num_steps", "runner", "optimizer",
 CELL = [*CONTEST, "learning_rate", "l2_clip_norm"]
 EPSILONS = ["epsilon", "nominal_epsilon", "target_delta"]
 STATUSES = [OK, EXTRAPOLATED, DIVERGED]  # from the best to the worst: what is not ok never beats what is
+SHARED_CELL = (
+    "Expected cells that differ in learning rate, clip norm, noise multiplier, batch size or number of steps, got "
+    "several scenarios in one that differ elsewhere (b1, b2 or eps of DP-Adam, the schedule, the sampler, delta, the "
+    "data); a comparison cannot tell them apart, so keep them in stores of their own."
+)
 NUM_LAST_EPOCHS = 5  # as in the paper's Protocol B
 
 
@@ -184,6 +189,20 @@ def _only(table: pd.DataFrame, questions: Sequence[Question]) -> pd.DataFrame:
     return table.loc[table["scenario"].isin(ids)]
 
 
+def check_cells(questions: Sequence[Question]) -> None:
+    """Raises: ValueError: two scenarios would share a cell. `scores` says so, too, when they have been answered."""
+    found: dict[tuple, str] = {}
+    for question in questions:
+        for scenario in question.scenarios:
+            mechanism, optimizer = scenario.mechanism, scenario.optimizer
+            cell = (
+                scenario.problem.name, mechanism.expected_batch_size, scenario.num_steps, optimizer.name,
+                mechanism.noise_multiplier, optimizer.learning_rate, mechanism.l2_clip_norm,
+            )  # fmt: skip
+            if found.setdefault(cell, scenario.id) != scenario.id:
+                raise ValueError(SHARED_CELL)
+
+
 # --- What is found ---------------------------------------------------------------------------------------------------
 
 
@@ -192,12 +211,15 @@ def scores(table: pd.DataFrame, score: Score) -> pd.DataFrame:
 
     Returns: a frame with `CELL`, seed (-1 for a runner without one), `EPSILONS`, value (NaN where the run diverged) and
       rank, the place of its status in `STATUSES`.
-    Raises: ValueError: the table has no such metric, or too few steps were recorded for the score.
+    Raises: ValueError: the table has no such metric, too few steps were recorded for the score, or scenarios that
+      differ in what is no column of the table share a cell.
     """
     rows: Any = table.loc[table["metric"] == score.metric]
     if rows.empty:
         there = ", ".join(sorted(table["metric"].unique()))
         raise ValueError(f"Expected rows of the metric {score.metric}, got {there or 'none'}.")
+    if (rows.groupby(CELL, observed=True)["scenario"].nunique() > 1).any():
+        raise ValueError(SHARED_CELL)
     rows = rows.assign(rank=rows["status"].map(STATUSES.index), seed=rows["seed"].astype("Int64").fillna(-1))
     rows.loc[~np.isfinite(rows["value"]), "rank"] = STATUSES.index(DIVERGED)
     if score.when == "final":

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from types import FunctionType
 from typing import IO, Any
@@ -61,6 +62,10 @@ class WorkerProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # of a question that it did not read
+                assert pipe is not None
+                pipe.close()
 
 
 def pickled(content: Any) -> bytes:

@@ -35,7 +35,6 @@ from noisecast.problems.datasets import Dataset
 from noisecast.table import DIVERGED, EXTRAPOLATED, OK, read_table, write_table
 
 QUADRATIC = quadratic(np.ones(20), 0.3, example_noise_std=0.0)
-EVERY = (DPSGD, DPSignSGD, DPAdam)
 
 
 def scenario(optimizer, *, noise=1.0, clip=10.0, batch=8, steps=400, problem=QUADRATIC):
@@ -228,7 +227,7 @@ def test_the_band_is_two_deviations_and_the_error_of_the_forecast():
     assert math.isnan(prediction(math.inf, DIVERGED).half_width)
 
 
-def test_the_price_is_that_of_the_library(breast_cancer):
+def test_the_price_of_tuning_is_in_order(breast_cancer):
     for each in breast_cancer[1].recommendations:
         assert each.price.one_run <= each.target_epsilon < each.price.best_of < each.price.all_counted
         assert each.price.num_runs == 49

@@ -94,7 +94,7 @@ def test_the_papers_guidance_comes_out_as_corrected():
     # The floors' ratio is known exactly: equal clip norms, and batch noise is next to nothing.
     low, high = sgd.relative_floor
     assert low == pytest.approx(strict.noise_multiplier / 3.2084, rel=1e-3) and high == pytest.approx(low, rel=1e-3)
-    assert strict.price.one_run < strict.price.best_of < strict.price.all_runs
+    assert strict.price.one_run < strict.price.best_of < strict.price.all_counted
     assert strict.price.one_run <= 0.2 and "epsilon" in strict.sentences[2]
     unknown = " ".join(advice.unknown)
     assert "not measured" in unknown and "absolute losses" in unknown

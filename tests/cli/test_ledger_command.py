@@ -35,6 +35,11 @@ def test_a_budget_is_set_spent_shown_and_then_refuses(folder, capsys):
     assert "Composed by RDP" in capsys.readouterr().out
 
 
+def test_a_budget_as_json(folder, capsys):
+    assert main(["ledger", "budget", "l", "rows", "--epsilon", "1.5", "--delta", "0.01", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ledger": "l", "dataset": "rows", "epsilon": 1.5, "delta": 0.01}
+
+
 def test_what_is_shown_begins_with_the_budget_as_entry_1(folder, capsys):
     assert main(["ledger", "budget", "l", "rows", "--epsilon", "1.5", "--delta", "0.01"]) == 0
     assert main([*TRAIN, "--output", "one", "--ledger", "l", "--dataset", "rows"]) == 0

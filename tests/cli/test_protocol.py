@@ -113,3 +113,10 @@ def test_random_trials_are_no_grid(run):
     tuning = '[tuning]\nmean_trials = 3.0\ndistribution = "poisson"\n'
     with pytest.raises(ValueError, match=r"got \[tuning\]"):
         run("b", text=SWEEP.replace("num_seeds = 30\n", "") + tuning)
+
+
+def test_two_settings_of_adam_are_refused_before_anything_runs(folder, run):
+    adams = "".join(f'[[optimizer]]\nname = "dp-adam"\nlearning_rate = [0.01]\nb2 = {b2}\n' for b2 in (0.9, 0.99))
+    with pytest.raises(ValueError, match="keep them in stores of their own"):
+        run("b", text=SWEEP + adams)
+    assert not (folder / "store").exists()

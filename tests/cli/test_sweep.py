@@ -80,6 +80,10 @@ def test_an_estimate_runs_nothing(run, folder):
     assert not (folder / "store").exists()
 
 
+def test_an_estimate_of_a_cluster_is_refused(run):
+    assert "without --ray" in run("sweep", "sweep.toml", "--store", "s", "--estimate", "--ray", "auto", status=2)
+
+
 def test_five_mistakes_are_reported_at_once(run, folder):
     (folder / "sweep.toml").write_text(FIVE_MISTAKES, encoding="utf-8")
     said = run("sweep", "sweep.toml", "--store", "store", status=2)

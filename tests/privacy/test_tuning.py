@@ -124,6 +124,17 @@ def test_without_amplification_sharing_makes_no_difference(sampler, adjacency):
     assert composed(steps) > 1.1 * spent(mechanism, 20)
 
 
+@pytest.mark.parametrize("sampler", [Shuffled(100, 1_000), Poisson(1.0, 8)])
+def test_the_best_of_unsampled_trials_under_replacement_is_that_of_half_the_noise(sampler):
+    """A replaced record moves the sum twice as far: the Gaussian of half the noise, at every Renyi order."""
+    trials = TrialDistribution(TrialKind.GEOMETRIC, 10)
+    replaced, added = (
+        repeat_select_epsilon([(gaussian(z, sampler, adjacency), 20)], trials=trials, target_delta=1e-5).epsilon
+        for z, adjacency in ((8.0, REPLACE), (4.0, ADD))
+    )
+    assert replaced == pytest.approx(added, rel=1e-9)
+
+
 def test_unsampled_steps_beside_sampled_ones_under_replacement():
     sampled, whole = gaussian(1.0, Poisson(0.1, 8), REPLACE), gaussian(4.0, Poisson(1.0, 8), REPLACE)
     both = composed([(sampled, 5, "a"), (whole, 3, "a")])

@@ -96,6 +96,18 @@ def test_another_key_is_seen(store, tmp_path):
         (store.folder / "kept").replace(store.folder / "key")
 
 
+@pytest.mark.parametrize("change, is_seen", [(1.03, False), (1.08, True), (0.92, True), (0.0, True)])
+def test_another_score_than_recorded_is_seen(store, monkeypatch, change, is_seen):
+    selection = select(store.read(), metric="test_loss", price=Compose(), ledger=store.ledger())
+    table = store.read()
+    monkeypatch.setattr(store, "read", lambda: table.assign(value=table["value"] * change))
+    if is_seen:
+        with pytest.raises(ValueError, match="Expected test_loss to come out as recorded"):
+            chosen_model(selection, asked(), store)
+    else:
+        chosen_model(selection, asked(), store)
+
+
 def test_a_choice_by_the_training_loss_gives_a_model_that_says_it_is_not_private(store):
     selection = select(store.read(), metric="loss", price=Compose(), ledger=store.ledger())
     assert "NOT private" in chosen_model(selection, asked(), store).statement.sentence()

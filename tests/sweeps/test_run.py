@@ -289,6 +289,14 @@ def test_an_estimate_counts_that_a_worker_starts(monkeypatch):
     assert sweep_run._seconds_to_start() > 0.2
 
 
+def test_an_estimate_shares_the_work_among_the_workers(monkeypatch):
+    monkeypatch.setattr(sweep_run, "_pace_of_training", lambda task: lambda work: 3.0)
+    monkeypatch.setattr(sweep_run, "_seconds_to_start", lambda: 0.0)
+    asked = [grid(runners=(nc.Training(),))]
+    one, two, more = (estimate_seconds(asked, workers=workers) for workers in (1, 2, 1000))
+    assert one == pytest.approx(2 * two) and more == pytest.approx(3.0)  # no task is shared
+
+
 def test_an_estimate_makes_one_trial_of_a_kind_and_says_how_many_are_made(monkeypatch):
     made, told = [], []
 

@@ -22,7 +22,6 @@ from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import Sampler
 from noisecast.problems.linear import LinearModel
-from noisecast.problems.problem import Problem
 from noisecast.runners.moments import LARGEST_SUBSAMPLE_ERROR, Moments, table_of
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.runners.runner import Progress
@@ -189,8 +188,8 @@ def _noise_multiplier(_: Any, price: Price) -> float:
     ).noise_multiplier
 
 
-def _tuning_price(problem: Problem, without_problem: Scenario) -> TuningPrice:
-    return tuning_price(replace(without_problem, problem=problem))
+def _tuning_price(_: Any, scenario: Scenario) -> TuningPrice:
+    return tuning_price(scenario.mechanism, num_steps=scenario.num_steps, target_delta=scenario.target_delta)
 
 
 class _Work:

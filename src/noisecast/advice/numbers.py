@@ -11,15 +11,14 @@ import numpy as np
 
 from noisecast.advice.floors import Kept, Numbers, Tuned, batch_noise_shares, loss_ratio, threshold_formulas
 from noisecast.advice.transfer import Branch, Settings, Transfer, branch_of, transfer
-from noisecast.privacy.accounting import epsilon_curve, epsilon_spent, epsilon_text
-from noisecast.privacy.tuning import TrialDistribution, TrialKind, repeat_select_epsilon
+from noisecast.advice.tuning_price import TuningPrice, tuning_price
+from noisecast.privacy.accounting import epsilon_text
 from noisecast.theory.dp_sgd import DP_SGD
 
 __all__ = ["Numbers", "NumbersAdvice", "Tuned", "advise_from_numbers"]
 
 TIE = 1.1  # floors that differ by less are called alike: the formula is no better than that
 NOT_A_GUARANTEE = "the paper's nominal epsilon, not a guarantee"
-SWEEP_CELLS = 49  # 7 learning rates x 7 clip norms, the paper's Protocol A
 
 
 # --- The answer -------------------------------------------------------------------------------------------------------
@@ -76,19 +75,6 @@ class OptimizerAdvice:
 
 
 @dataclass(frozen=True)
-class Price:
-    """What a sweep of 49 cells at one noise costs, in epsilon.
-
-    one_run: of one run.   all_runs: of all, each with batches of its own.   best_of: of the best of a geometric number
-    of random trials, 49 in the mean. What was released before training is not in it.
-    """
-
-    one_run: float
-    all_runs: float
-    best_of: float
-
-
-@dataclass(frozen=True)
 class EpsilonAdvice:
     """What to do at one epsilon.
 
@@ -102,7 +88,7 @@ class EpsilonAdvice:
     optimizers: tuple[OptimizerAdvice, ...]
     keep: str | None
     contenders: tuple[str, ...]
-    price: Price
+    price: TuningPrice
     sentences: tuple[str, ...]
 
 
@@ -213,7 +199,7 @@ def _at(numbers: Numbers, target_epsilon: float) -> EpsilonAdvice:
     )
     keep = contenders[0] if len(contenders) == 1 else None
     each = tuple(_optimizer_advice(numbers, tuned, z, ratios) for tuned in everybody)
-    price = _price(numbers, z)
+    price = tuning_price(numbers.mechanism(z), num_steps=numbers.num_steps, target_delta=numbers.target_delta)
     sentences = (_keep_sentence(numbers, z, each, keep, contenders), _retune_sentence(each), _price_sentence(price))
     return EpsilonAdvice(target_epsilon, z, numbers.nominal_epsilon(z), each, keep, contenders, price, sentences)
 
@@ -247,16 +233,6 @@ def _optimizer_advice(numbers: Numbers, tuned: Tuned, z: float, ratios: dict) ->
         retuned=retuned,
         excess_loss=None if numbers.curvature is None else extremes[-1].excess_loss(numbers.curvature),
     )
-
-
-def _price(numbers: Numbers, z: float) -> Price:
-    mechanism, delta, steps = numbers.mechanism(z), numbers.target_delta, numbers.num_steps
-    # By Renyi alone: a valid bound at once, where loss distributions of so many steps would take minutes.
-    every = float(epsilon_curve(mechanism, [SWEEP_CELLS * steps], delta)[0])
-    trials = TrialDistribution(TrialKind.GEOMETRIC, SWEEP_CELLS)
-    best = repeat_select_epsilon([(mechanism, steps)], trials=trials, target_delta=delta)
-    one = epsilon_spent(mechanism, num_steps=steps, target_delta=delta)
-    return Price(one.epsilon, every, best.epsilon)
 
 
 # --- Sentences --------------------------------------------------------------------------------------------------------
@@ -307,10 +283,10 @@ def _retune_sentence(each: Sequence[OptimizerAdvice]) -> str:
     )
 
 
-def _price_sentence(price: Price) -> str:
+def _price_sentence(price: TuningPrice) -> str:
     return (
         f"Price of re-tuning by a 7 x 7 sweep on the same data: epsilon {epsilon_text(price.best_of, 3)} for the best "
-        f"of about {SWEEP_CELLS} trials, {epsilon_text(price.all_runs, 3)} if all runs are seen, in place of "
+        f"of about {price.num_runs} trials, {epsilon_text(price.all_counted, 3)} if all runs are seen, in place of "
         f"{epsilon_text(price.one_run, 3)}; a transferred learning rate costs nothing more."
     )
 

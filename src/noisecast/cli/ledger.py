@@ -30,7 +30,7 @@ def ledger(
     advise --private-probe` a probe, before it answers.
     """
     if action == "budget":
-        _set_budget(file, dataset, epsilon, delta)
+        _set_budget(file, dataset, epsilon, delta, json)
         return
     if epsilon is not None or delta is not None:
         raise ValueError("Expected --epsilon and --delta with `ledger budget` alone; leave them out.")
@@ -45,11 +45,14 @@ def ledger(
         _show(found, found.datasets if dataset is None else (dataset,), json)
 
 
-def _set_budget(file: Path, dataset: str | None, epsilon: float | None, delta: float | None) -> None:
+def _set_budget(file: Path, dataset: str | None, epsilon: float | None, delta: float | None, json: bool) -> None:
     if dataset is None or epsilon is None or delta is None:
         raise ValueError("Expected a data set's name, --epsilon and --delta; give what is missing.")
     check_budget(dataset, epsilon=epsilon, delta=delta)  # before the file is made
     PrivacyLedger(file, create=True).set_budget(dataset, epsilon=epsilon, delta=delta)
+    if json:
+        print_json({"ledger": str(file), "dataset": dataset, "epsilon": epsilon, "delta": delta})
+        return
     to_reader().print(f"{file}: '{dataset}' may spend ε = {epsilon:g} at δ = {delta:g}.", soft_wrap=True, markup=False)
 
 

@@ -16,7 +16,7 @@ from noisecast.cli.progress import sweep_progress
 from noisecast.files import written_whole
 from noisecast.optimizers import OPTIMIZERS
 from noisecast.privacy.accounting import epsilon_text
-from noisecast.protocols import Score, ask_protocol_a, protocol_a, protocol_b
+from noisecast.protocols import Score, ask_protocol_a, check_cells, protocol_a, protocol_b
 from noisecast.question import Question
 from noisecast.runners import Moments, Runner, Training, refusals
 from noisecast.scenario_file import read_sweep_file
@@ -120,6 +120,7 @@ def _questions(file: Path, runners: tuple[Runner, ...], score: Score) -> tuple[Q
             f"Expected a grid in {file}, got [tuning], a random number of trials of which only the best may be seen; "
             "leave it out, or run `noisecast sweep` and `noisecast select`."
         )
+    check_cells(asked.questions)
     return tuple(
         replace(question, runners=runners, record_at=score.record_at(question.scenarios[0]))
         for question in asked.questions

@@ -37,6 +37,10 @@ def sweep(
     asked = read_sweep_file(file)
     questions, trials = asked.questions, None if asked.tuning is None else asked.tuning.trials
     if estimate:
+        if ray is not None:
+            raise ValueError(
+                "Expected --estimate without --ray: a trial tells the pace of this machine, not that of a cluster's."
+            )
         _say_estimate(questions, trials, workers, json)
         return
     warn(s for question in questions for s in refusals(question.scenarios, question.runners))

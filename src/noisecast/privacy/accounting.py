@@ -303,9 +303,9 @@ class _Step:
 
     @property
     def pair(self) -> SampledPair:
-        return SampledPair(
-            self.probability, self.noise_multiplier / self.shift, self.adjacency == Adjacency.REPLACE_ONE
-        )
+        # A record that is surely in the batch moves the sum by its shift and no more: one Gaussian.
+        is_replaced = self.adjacency == Adjacency.REPLACE_ONE and self.probability < 1
+        return SampledPair(self.probability, self.noise_multiplier / self.shift, is_replaced)
 
     def exact_epsilon(self, target_delta: float) -> float:
         """Epsilon of `count` unsampled steps: one Gaussian with z / (shift sqrt(count)) (Balle and Wang, 2018)."""

@@ -80,8 +80,6 @@ def _warnings(rows: Any, ledger: Ledger | None) -> list[Html]:
                 kind="bad",
             )
         )
-    if (doubled := _several_scenarios_a_cell(rows)) is not None:
-        found.append(banner("Runs with different settings share a row here.", doubled))
     return found
 
 
@@ -130,15 +128,3 @@ def _share_done(done: int, ledger: Ledger | None) -> str:
     if not ledger.runs:
         return "nothing was to be trained"
     return f"{done:,} of {len(ledger.runs):,} training runs ({min(1.0, done / len(ledger.runs)):.0%})"
-
-
-def _several_scenarios_a_cell(rows: Any) -> str | None:
-    """Settings that the table does not hold (Adam's b1, b2, eps; the sampler) may differ between scenarios."""
-    names = ["problem", "expected_batch_size", "num_steps", "optimizer", "noise_multiplier", "learning_rate",
-             "l2_clip_norm"]  # fmt: skip
-    if (rows.groupby(names)["scenario"].nunique() <= 1).all():
-        return None
-    return (
-        "Some cells hold several scenarios that differ in what the table has no column for (b1, b2, eps of Adam, the "
-        "sampler, δ); they are averaged here as if they were one. Report such sweeps from stores of their own."
-    )

@@ -310,14 +310,14 @@ def _add_all(store: Store, computed: Iterator[Done], pace: Pace, progress: Sweep
     """Every finished group into the store as it comes; the failed ones back."""
     failed = []
     try:
-        with _a_full_disk_said(store):
-            for done in computed:
-                if done.table is None:
-                    failed.append(done)
-                else:
+        for done in computed:
+            if done.table is None:
+                failed.append(done)
+            else:
+                with _a_full_disk_said(store):
                     store.add(done.table, _about(done))
-                pace.finished(done.task, done.seconds)
-                progress(pace.share, pace.seconds_left)
+            pace.finished(done.task, done.seconds)
+            progress(pace.share, pace.seconds_left)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"Interrupted; {pace.num_finished} groups more are in {store.folder}: the same command goes on."

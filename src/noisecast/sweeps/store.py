@@ -10,7 +10,6 @@ A shard says in its own metadata which runs it holds, so the folder of shards is
 it loses the group in flight and nothing else. A shard whose bytes are not what its name says is refused by name.
 """
 
-import fcntl
 import hashlib
 import io
 import json
@@ -27,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from noisecast.files import is_bomb, strict_json, why_unwritable, written_whole
+from noisecast.locks import held
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners import Training
 from noisecast.sweeps.ledger import Ledger, ledger_as_data, ledger_from
@@ -92,13 +92,8 @@ class Store:
             folder.chmod(0o700)  # losses of private examples, and how many trials were drawn
             (folder / "lock").touch()
             (folder / "shards").mkdir(exist_ok=True)
-        with open(folder / "lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ValueError(
-                    f"Another sweep is writing {folder}; wait for it, stop it, or use another folder."
-                ) from None
+        refusal = f"Another sweep is writing {folder}; wait for it, stop it, or use another folder."
+        with held(folder / "lock", refusal=refusal, keep=True):
             store = Store(folder)
             store._sweep_up()
             yield store
