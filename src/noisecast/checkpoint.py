@@ -24,8 +24,8 @@ FORMAT = 3
 class Checkpoint:
     """Whose run it is, where its randomness comes from, and its state after `step` steps.
 
-    And after how many steps each it is evaluated (0: never): an evaluation gives rows the noise that they lack so far,
-    and with others the rest of the run would be another draw, a second release that nobody counts.
+    evaluate_every: steps between evaluations, 0 for none. A run is resumed with the same: an evaluation draws postponed
+    noise, so with another the rest of the run would be another draw, a second release that nobody counts.
     """
 
     scenario: str

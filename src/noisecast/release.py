@@ -84,7 +84,7 @@ def train(
     Args:
       scenario: what to run.
       insecure_seed: makes the run reproducible and therefore not private; None draws from the operating system.
-        With another `watch` or `num_evaluations` it is another run of the same law: looking draws noise that waited.
+        `watch` and `num_evaluations` change its random numbers, not their law: an evaluation draws postponed noise.
       secure_noise: draw batches and noise by a cipher, ChaCha20. It needs the extra [secure], and more time.
       checkpoint: file to keep the run's state in while it runs, for this process alone; deleted when it is done.
       resume: continue from `checkpoint`, evaluated where it was begun to be.

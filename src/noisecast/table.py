@@ -13,30 +13,29 @@ from noisecast.files import written_whole
 class Column:
     name: str
     dtype: str
-    symbol: str
     unit: str
     label: str
 
 
 COLUMNS = (
-    Column("scenario", "string", "", "", "scenario"),
-    Column("problem", "string", "", "", "problem"),
-    Column("optimizer", "string", "", "", "optimizer"),
-    Column("learning_rate", "float64", "η", "", "learning rate"),
-    Column("noise_multiplier", "float64", "z", "", "noise multiplier"),
-    Column("l2_clip_norm", "float64", "C", "loss/params", "clip norm"),
-    Column("sampling_probability", "float64", "q", "", "sampling probability"),
-    Column("expected_batch_size", "float64", "B", "examples", "expected batch size"),
-    Column("num_steps", "int64", "T", "steps", "steps"),
-    Column("epsilon", "float64", "ε", "", "privacy spent (accounted)"),
-    Column("nominal_epsilon", "float64", "ε", "", "nominal ε of the paper (not a guarantee)"),
-    Column("target_delta", "float64", "δ", "", "δ"),
-    Column("runner", "string", "", "", "runner"),
-    Column("seed", "Int64", "", "", "repeat"),
-    Column("step", "int64", "k", "steps", "step"),
-    Column("metric", "string", "", "", "metric"),
-    Column("value", "float64", "", "", "value"),
-    Column("status", "string", "", "", "status"),
+    Column("scenario", "string", "", "scenario"),
+    Column("problem", "string", "", "problem"),
+    Column("optimizer", "string", "", "optimizer"),
+    Column("learning_rate", "float64", "", "learning rate"),
+    Column("noise_multiplier", "float64", "", "noise multiplier"),
+    Column("l2_clip_norm", "float64", "loss/params", "clip norm"),
+    Column("sampling_probability", "float64", "", "sampling probability"),
+    Column("expected_batch_size", "float64", "examples", "expected batch size"),
+    Column("num_steps", "int64", "steps", "steps"),
+    Column("epsilon", "float64", "", "privacy spent (accounted)"),
+    Column("nominal_epsilon", "float64", "", "nominal ε of the paper (not a guarantee)"),
+    Column("target_delta", "float64", "", "δ"),
+    Column("runner", "string", "", "runner"),
+    Column("seed", "Int64", "", "repeat"),
+    Column("step", "int64", "steps", "step"),
+    Column("metric", "string", "", "metric"),
+    Column("value", "float64", "", "value"),
+    Column("status", "string", "", "status"),
 )
 
 

@@ -16,7 +16,6 @@ from noisecast.privacy.accounting import (
     epsilon_curve,
     epsilon_spent,
     nominal_epsilon,
-    nominal_noise_multiplier,
     warnings_for,
 )
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
@@ -350,11 +349,12 @@ def test_the_answer_says_what_it_is():
     assert epsilon_spent(gaussian(1.0, Stream(64)), num_steps=390, target_delta=1e-5).nominal_epsilon is None
 
 
-def test_nominal_is_its_own_inverse():
+def test_the_nominal_epsilon():
     setting = {"sampling_probability": 64 / 25_000, "num_steps": 39_000, "target_delta": 1e-5}
     assert nominal_epsilon(noise_multiplier=1.0, **setting) == pytest.approx(1.715, abs=0.001)
-    z = nominal_noise_multiplier(nominal_epsilon=0.7, **setting)
-    assert nominal_epsilon(noise_multiplier=z, **setting) == pytest.approx(0.7)
+    for wrong in ({"noise_multiplier": 0.0}, {"sampling_probability": 1.5}, {"target_delta": 1.0}):
+        with pytest.raises(ValueError, match="Expected"):
+            nominal_epsilon(**{"noise_multiplier": 1.0} | setting | wrong)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from noisecast.privacy.accounting import PrivacySpent, epsilon_spent, epsilon_text
-from noisecast.privacy.calibration import LOG_MULTIPLIERS, calibrate_noise_multiplier
+from noisecast.privacy.calibration import LOG_MULTIPLIERS, calibrate_noise_multiplier, rounded_up
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.noise import Purpose, RandomRoot, key_for
 from noisecast.privacy.sampling import Poisson, Sampler, Shuffled
@@ -295,9 +295,9 @@ def calibrate_after(
                 f"{target_epsilon:g}; spend less on the probe."
             )
     log_z = high if low == high else float(brentq(excess, low, high, xtol=2e-4))  # pyright: ignore[reportArgumentType]
-    z = _rounded_up(math.exp(log_z))
+    z = rounded_up(math.exp(log_z))
     while excess(math.log(z)) > 0:  # the private side, whatever the search did
-        z = _rounded_up(z * 1.0005)
+        z = rounded_up(z * 1.0005)
     return mechanism.with_noise_multiplier(z)
 
 
@@ -340,8 +340,3 @@ def _checked_edges(edges: Sequence[float] | None, l2_clip_norms: Sequence[float]
     if values.size == 0 or not np.all(np.isfinite(values)) or values[0] <= 0 or np.any(np.diff(values) <= 0):
         raise ValueError(f"Expected edges that are finite, > 0 and increasing, got {list(edges)}.")
     return tuple(float(value) for value in values)
-
-
-def _rounded_up(z: float) -> float:
-    digit = 10.0 ** (math.floor(math.log10(z)) - 3)
-    return float(f"{math.ceil(z / digit - 1e-9) * digit:.4g}")

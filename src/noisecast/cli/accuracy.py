@@ -15,7 +15,7 @@ from noisecast.cli.forecast import Subsample, TimeSteps, able_and_refused, momen
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn, whole_number
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
-from noisecast.figures import accuracy_picture
+from noisecast.figures import accuracy_picture, save
 from noisecast.files import written_whole
 from noisecast.privacy.accounting import warnings_for
 from noisecast.privacy.noise import RandomRoot
@@ -84,7 +84,7 @@ def accuracy(
     frame = accuracy_picture.data(table)
     if figure is not None:
         with written_whole(figure) as temporary:
-            accuracy_picture.save(accuracy_picture.draw(frame), temporary)
+            save(accuracy_picture.draw(frame), temporary)
     measured = [metric for metric in COMPARED if metric in set(table["metric"])]
     summaries = {metric: summary(accuracy_picture.data(table, metric)) for metric in measured}
     cells = accuracy_picture.last_steps(frame)

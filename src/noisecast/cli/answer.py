@@ -12,7 +12,7 @@ from rich.table import Table
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
-from noisecast.figures import scenario_picture
+from noisecast.figures import save, scenario_picture
 from noisecast.files import written_whole
 from noisecast.optimizers import CONSTANT
 from noisecast.privacy.accounting import epsilon_text, warnings_for
@@ -90,7 +90,7 @@ def write(table: pd.DataFrame, output: Path | None, figure: Path | None) -> None
     if figure is not None:
         drawn = scenario_picture.draw(scenario_picture.data(table))
         with written_whole(figure) as temporary:
-            scenario_picture.save(drawn, temporary)
+            save(drawn, temporary)
 
 
 def summaries(table: pd.DataFrame, metric: str) -> list[dict[str, Any]]:

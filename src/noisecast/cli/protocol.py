@@ -65,10 +65,10 @@ def protocol(
     level = _tuned_at(which, tuned_at, questions)
     found = _found(questions, score, level, store, workers)
     if figure is not None:
-        from noisecast.figures import protocol_picture  # Matplotlib takes a second to import, for this alone
+        from noisecast.figures import protocol_picture, save  # Matplotlib takes a second to import, for this alone
 
         with written_whole(figure) as temporary:
-            protocol_picture.save(protocol_picture.draw(found, score.label), temporary)
+            save(protocol_picture.draw(found, score.label), temporary)
     price = _price(which, store, found, score, by)
     refused = [sentence for question in questions for sentence in refusals(question.scenarios, question.runners)]
     if json:

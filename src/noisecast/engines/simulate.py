@@ -35,10 +35,7 @@ def why_unsupported(scenario: Scenario) -> str | None:
     return dense.why_unsupported(scenario)
 
 
-def runs_of_a_call(scenario: Scenario) -> tuple[int, int]:
-    """As many as fit: runs lie side by side, whatever their repeat."""
-    runs = max(1, dense.NUMBERS_OF_A_CALL // scenario.problem.num_params)
-    return min(runs, 64), max(1, runs // 64)
+runs_of_a_call = dense.runs_of_a_call
 
 
 class _Blocks:

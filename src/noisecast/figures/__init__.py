@@ -1,1 +1,5 @@
 """Figures, one a file: `data(table) -> frame`, `draw(frame) -> Figure`."""
+
+from noisecast.figures._style import save
+
+__all__ = ["save"]

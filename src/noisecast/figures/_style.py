@@ -1,6 +1,7 @@
 """Colour is the optimizer, line is the runner: fixed here for every figure."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,11 @@ RC: dict[Any, Any] = {
 # Numbers of a decade that a logarithmic axis shows, by how far it reaches (its end over its beginning, at most).
 _NUMBERED = {math.inf: (1,), 1000: (1, 3), 60: (1, 2, 5), 10: (1, 2, 3, 5), 3: tuple(range(1, 10))}
 _FEWEST = 3  # with fewer, the next finer ones
+
+
+def save(figure: Any, path: str | Path) -> None:
+    """As .png, .pdf or .svg, by the path's name."""
+    figure.savefig(path, bbox_inches="tight")
 
 
 def plain_numbers(axis: Any) -> None:

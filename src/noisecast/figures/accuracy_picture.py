@@ -10,13 +10,12 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LINES, plain_numbers
-from noisecast.figures.scenario_picture import save
 from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
 
 if TYPE_CHECKING:  # imported where one is drawn, as in `scenario_picture`
     from matplotlib.figure import Figure
 
-__all__ = ["data", "draw", "last_steps", "save"]
+__all__ = ["data", "draw", "last_steps"]
 
 CELL = [
     "scenario", "problem", "optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "target_delta",

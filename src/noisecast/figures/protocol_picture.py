@@ -1,6 +1,5 @@
 """The protocol picture: the best cells' score and learning rate against epsilon, trained beside forecast."""
 
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -28,10 +27,6 @@ def draw(frame: pd.DataFrame, label: str) -> Figure:
             _draw_line(panels, part, label)
         figure.legend(handles=_handles(frame), loc="outside lower center", ncols=3)
     return figure
-
-
-def save(figure: Figure, path: str | Path) -> None:
-    figure.savefig(path, bbox_inches="tight")
 
 
 def _draw_line(panels: Any, part: Any, label: str) -> None:

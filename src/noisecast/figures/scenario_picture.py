@@ -1,7 +1,6 @@
 """The scenario picture: a metric against steps, what happened next to what theory said, one panel a privacy level."""
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,10 +83,6 @@ def draw(frame: pd.DataFrame, metric: str = "loss") -> "Figure":
         spare = panels[len(levels)] if len(levels) < len(panels) else None
         _legend(figure, spare, frame)
     return figure
-
-
-def save(figure: "Figure", path: str | Path) -> None:
-    figure.savefig(path, bbox_inches="tight")
 
 
 def _draw_panel(panel, frame: pd.DataFrame) -> None:

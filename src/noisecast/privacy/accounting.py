@@ -208,31 +208,16 @@ def nominal_epsilon(
     >>> round(nominal_epsilon(noise_multiplier=1.0, **setting), 3)
     1.715
     """
+    from noisecast.theory import optimal  # SciPy, which takes a second to import
+
     if not noise_multiplier > 0:
         raise ValueError(f"Expected noise_multiplier > 0, got {noise_multiplier}.")
-    return _nominal_product(sampling_probability, num_steps, target_delta) / noise_multiplier
-
-
-def nominal_noise_multiplier(
-    *, nominal_epsilon: float, sampling_probability: float, num_steps: float, target_delta: float
-) -> float:
-    """z at which the paper's formula gives nominal_epsilon: q sqrt(T ln(1/delta)) / nominal_epsilon. Not a calibration.
-
-    >>> setting = {"sampling_probability": 64 / 25_000, "num_steps": 39_000, "target_delta": 1e-5}
-    >>> round(nominal_noise_multiplier(nominal_epsilon=1.715, **setting), 3)
-    1.0
-    """
-    if not nominal_epsilon > 0:
-        raise ValueError(f"Expected nominal_epsilon > 0, got {nominal_epsilon}.")
-    return _nominal_product(sampling_probability, num_steps, target_delta) / nominal_epsilon
-
-
-def _nominal_product(sampling_probability: float, num_steps: float, target_delta: float) -> float:
-    """epsilon times z, which the paper's formula keeps constant."""
-    _check_delta(target_delta)
     if not 0 < sampling_probability <= 1:
         raise ValueError(f"Expected 0 < sampling_probability <= 1, got {sampling_probability}.")
-    return sampling_probability * math.sqrt(num_steps * math.log(1 / target_delta))
+    _check_delta(target_delta)
+    return optimal.nominal_epsilon(
+        noise_multiplier, sampling_probability=sampling_probability, num_steps=num_steps, target_delta=target_delta
+    )
 
 
 def warnings_for(mechanism: SampledGaussian, *, target_delta: float) -> list[str]:

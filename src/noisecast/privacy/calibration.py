@@ -68,15 +68,15 @@ def least_noise(fits: Callable[[float], bool]) -> float | None:
     2.5
     """
     low, high = LOG_MULTIPLIERS
-    least, most = (_rounded_up(math.exp(end)) for end in LOG_MULTIPLIERS)
+    least, most = (rounded_up(math.exp(end)) for end in LOG_MULTIPLIERS)
     if fits(least):
         return least
     if not fits(most):
         return None
     while high - low > 5e-4:
         middle = (low + high) / 2
-        low, high = (low, middle) if fits(_rounded_up(math.exp(middle))) else (middle, high)
-    return min(_rounded_up(math.exp(high)), most)
+        low, high = (low, middle) if fits(rounded_up(math.exp(middle))) else (middle, high)
+    return min(rounded_up(math.exp(high)), most)
 
 
 def _least_noise(
@@ -91,7 +91,7 @@ def _least_noise(
     log_z = _zero_of(rough_excess)
     rough_slope = (rough_excess(log_z + 0.01) - rough_excess(log_z - 0.01)) / 0.02
     slope = min(max(rough_slope, FASTEST), SLOWEST)
-    z, before = _rounded_up(math.exp(log_z)), None
+    z, before = rounded_up(math.exp(log_z)), None
     low, high = 0.0, math.inf  # excess(low) > 0 >= excess(high)
     count = 0
     while True:
@@ -99,14 +99,14 @@ def _least_noise(
         _check_reach(z, target_epsilon)
         value = excess(z)
         low, high = (z, high) if value > 0 else (low, z)
-        if low > 0 and _rounded_up(low * (1 + 1e-6)) >= high:
+        if low > 0 and rounded_up(low * (1 + 1e-6)) >= high:
             return high
         # Two points closer than a grid's own tolerance tell nothing of the slope.
         if before is not None and abs(math.log(z / before)) > 0.01:
             slope = min(max((value - excess(before)) / math.log(z / before), FASTEST), SLOWEST)
         before = z
         if max(slope, -5.0) * _digit(z) / z - CLOSE <= value <= 0:
-            less = _rounded_up(0.99 * z)
+            less = rounded_up(0.99 * z)
             if low >= 0.99 * z or FASTEST < rough_slope < STEEP or excess(less) > 0:
                 return z
             z = less
@@ -119,12 +119,12 @@ def _next(z: float, move: float, low: float, high: float, count: int) -> float:
     is_open = low == 0 or high == math.inf
     if is_open:
         move *= 2.0 ** max(0, count - SECANTS)
-    moved = _rounded_up(z * math.exp(min(max(move, -1.0), 1.0)))
+    moved = rounded_up(z * math.exp(min(max(move, -1.0), 1.0)))
     if low < moved < high and (is_open or count <= SECANTS or count % 2):
         return moved
     if is_open:
-        return _rounded_up(1.002 * low if low > 0 else 0.998 * high)
-    return _rounded_up(math.sqrt(low * high))
+        return rounded_up(1.002 * low if low > 0 else 0.998 * high)
+    return rounded_up(math.sqrt(low * high))
 
 
 def _zero_of(rough_excess: Callable[[float], float]) -> float:
@@ -155,6 +155,7 @@ def _digit(z: float) -> float:
     return 10.0 ** (math.floor(math.log10(z)) - 3)
 
 
-def _rounded_up(z: float) -> float:
+def rounded_up(z: float) -> float:
+    """To four digits, never less."""
     # Division by a power of ten may land a hair above the integer it stands for.
     return float(f"{math.ceil(z / _digit(z) - 1e-9) * _digit(z):.4g}")

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 
 from noisecast.problems import data_moments
 from noisecast.problems.clipping import clip_factor, widened
-from noisecast.problems.local_quadratic import LocalQuadratic, local_quadratic_by_lanczos
+from noisecast.problems.local_quadratic import LocalQuadratic, local_quadratic_of
 from noisecast.problems.problem import fingerprint_of
 
 Array = jax.Array
@@ -99,13 +99,7 @@ class JaxModel:
         def mean_loss(at: Array) -> Array:
             return self._fit(at, self.train, "")["loss"]
 
-        gradient = jax.grad(mean_loss)
-        product = jax.jit(lambda vector: jax.jvp(gradient, (params,), (vector,))[1])
-        return local_quadratic_by_lanczos(
-            loss=float(mean_loss(params)),
-            gradient=np.asarray(gradient(params)),
-            hessian_vector=lambda vector: np.asarray(product(jnp.asarray(vector, params.dtype))),
-        )
+        return local_quadratic_of(mean_loss, params)
 
     def _fit(self, params: Array, examples: PyTree, prefix: str) -> dict[str, Array]:
         tree = self.unravel(params)

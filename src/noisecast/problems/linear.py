@@ -14,7 +14,7 @@ import scipy.sparse
 from noisecast.problems import data_moments
 from noisecast.problems.clipping import clip_factor
 from noisecast.problems.datasets import Dataset
-from noisecast.problems.local_quadratic import LocalQuadratic, local_quadratic_by_lanczos
+from noisecast.problems.local_quadratic import LocalQuadratic, local_quadratic_of
 from noisecast.problems.problem import fingerprint_of
 from noisecast.problems.rows import DenseRows, PaddedRows, SparseRows, rows_from
 
@@ -283,13 +283,7 @@ class LinearModel:
         def mean_loss(at: Array) -> Array:
             return self.likelihood.loss(self.logits(self.train.rows, at), self.train.labels).mean()
 
-        gradient = jax.grad(mean_loss)
-        product = jax.jit(lambda vector: jax.jvp(gradient, (params,), (vector,))[1])
-        return local_quadratic_by_lanczos(
-            loss=float(mean_loss(params)),
-            gradient=np.asarray(gradient(params)),
-            hessian_vector=lambda vector: np.asarray(product(jnp.asarray(vector, params.dtype))),
-        )
+        return local_quadratic_of(mean_loss, params)
 
     def _clipped_residuals(self, params: Array, examples: Labelled | Batch, l2_clip_norm: Array) -> tuple[Array, Array]:
         """Residuals times their clip factor (n, m), and per-example gradient norms (n,)."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 NUM_PROBES = 8  # Rademacher directions that the noise's spectrum is averaged over
@@ -23,6 +25,17 @@ class LocalQuadratic:
     signal_squared_gradients: np.ndarray
     noise_eigenvalues: np.ndarray
     noise_multiplicities: np.ndarray
+
+
+def local_quadratic_of(mean_loss: Callable[[jax.Array], jax.Array], params: jax.Array) -> LocalQuadratic:
+    """`local_quadratic_by_lanczos` of a JAX function at `params`; its curvatures may be negative."""
+    gradient = jax.grad(mean_loss)
+    product = jax.jit(lambda vector: jax.jvp(gradient, (params,), (vector,))[1])
+    return local_quadratic_by_lanczos(
+        loss=float(mean_loss(params)),
+        gradient=np.asarray(gradient(params)),
+        hessian_vector=lambda vector: np.asarray(product(jnp.asarray(vector, params.dtype))),
+    )
 
 
 def local_quadratic_by_lanczos(

@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 from noisecast.privacy.noise import Purpose, RandomRoot, key_for
 from noisecast.problems import data_moments
 from noisecast.problems.datasets import Ratings
-from noisecast.problems.local_quadratic import LocalQuadratic, local_quadratic_by_lanczos
+from noisecast.problems.local_quadratic import LocalQuadratic, local_quadratic_of
 from noisecast.problems.problem import fingerprint_of
 
 Array = jax.Array
@@ -130,13 +130,7 @@ class MatrixFactorization:
         def mean_loss(at: Array) -> Array:
             return self.error_weight * self._mean_squared_error(at, self.train)
 
-        gradient = jax.grad(mean_loss)
-        product = jax.jit(lambda vector: jax.jvp(gradient, (params,), (vector,))[1])
-        return local_quadratic_by_lanczos(
-            loss=float(mean_loss(params)),
-            gradient=np.asarray(gradient(params)),
-            hessian_vector=lambda vector: np.asarray(product(jnp.asarray(vector, params.dtype))),
-        )
+        return local_quadratic_of(mean_loss, params)
 
     def _mean_squared_error(self, params: Array, pairs: RatedPairs) -> Array:
         users, items = self._rows_of(params, pairs)

@@ -14,11 +14,11 @@ Array = Any
 
 
 def nominal_epsilon(
-    noise_multiplier: Array, *, sampling_probability: float, num_steps: int, target_delta: float
+    noise_multiplier: Array, *, sampling_probability: float, num_steps: float, target_delta: float
 ) -> Array:
     """q sqrt(T log(1/delta))/z, the paper's epsilon (Thm abadi with constant 1). NOT a guarantee.
 
-    Below z = 1 it understates what an accountant proves, by factors from 1.5 to thousands.
+    Below z of about 1 it is too small, by factors from 1.5 to 10,000; for large z it is somewhat too large.
 
     >>> round(nominal_epsilon(1.0, sampling_probability=0.0064, num_steps=15600, target_delta=1e-5), 3)
     2.712
