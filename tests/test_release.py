@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, linear_model, release
+from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, engines, linear_model, release
 from noisecast.checkpoint import Checkpoint, checkpoint_held, load_checkpoint, save_checkpoint
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.datasets import Dataset
@@ -128,6 +128,18 @@ def test_what_a_killed_process_held_is_free_and_its_lock_file_goes_with_the_next
     assert locks(path) == [f".{name}.lock"]
     train(scenario(), checkpoint=path)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_is_not_continued_with_noise_of_another_generator(path, monkeypatch):
+    """Of one key each generator makes its own noise: the rest would be a second release under one entry of a ledger."""
+    with pytest.raises(Interrupted):
+        train(scenario(), checkpoint=path, watch=interrupt)
+    here = engines.noise_source()
+    monkeypatch.setattr(engines, "noise_source", lambda: "Other")
+    with pytest.raises(ValueError, match=f"was begun with noise drawn by {here}, and this machine draws it by Other"):
+        train(scenario(), checkpoint=path, resume=True)
+    monkeypatch.undo()
+    train(scenario(), checkpoint=path, resume=True)
 
 
 def test_files_that_only_look_like_a_runs_own_are_left_alone(tmp_path):

@@ -7,31 +7,34 @@ alone, never part of a model directory, and deleted when the run is done.
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from noisecast import engines
 from noisecast.files import half_written, read_arrays, why_unwritable, written_whole
 from noisecast.locks import held
 from noisecast.privacy.noise import RandomRoot
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """Whose run it is, where its randomness comes from, and its state after `step` steps.
 
-    evaluate_every: steps between evaluations, 0 for none. A run is resumed with the same: an evaluation draws postponed
-    noise, so with another the rest of the run would be another draw, a second release that nobody counts.
+    evaluate_every: steps between evaluations, 0 for none.   noise_source: what its noise is drawn by.
+    A run is resumed with the same two: an evaluation draws postponed noise, and of one key each generator makes its
+    own, so with others the rest of the run would be another draw, a second release that nobody counts.
     """
 
     scenario: str
     root: RandomRoot
     state: dict[str, np.ndarray]
     evaluate_every: int = 0
+    noise_source: str = field(default_factory=engines.noise_source)
 
     @property
     def step(self) -> int:
@@ -47,6 +50,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         "secret": np.frombuffer(root.secret, np.uint8),
         "secure_noise": np.bool_(root.secure_noise),
         "evaluate_every": np.int64(checkpoint.evaluate_every),
+        "noise_source": np.frombuffer(checkpoint.noise_source.encode(), np.uint8),
         "insecure_seed": np.array([] if root.insecure_seed is None else [root.insecure_seed], np.int64),
     }
     arrays |= {f"state_{name}": array for name, array in checkpoint.state.items()}
@@ -95,9 +99,10 @@ def load_checkpoint(path: str | Path, *, scenario: str) -> Checkpoint:
         seed = stored["insecure_seed"].reshape(-1).tolist()
         root = RandomRoot(stored["secret"].tobytes(), seed[0] if seed else None, bool(stored["secure_noise"]))
         state = {name.removeprefix("state_"): stored[name] for name in stored if name.startswith("state_")}
-        checkpoint = Checkpoint(owner, root, state, int(stored["evaluate_every"]))
+        source = stored["noise_source"].tobytes().decode()
+        checkpoint = Checkpoint(owner, root, state, int(stored["evaluate_every"]), source)
         readable = int(stored["format"]) == FORMAT and min(checkpoint.step, checkpoint.evaluate_every) >= 0
-        readable = readable and owner.isalnum()
+        readable = readable and owner.isalnum() and source.isalnum()
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         readable = False
     if not readable:

@@ -191,6 +191,13 @@ def _started(
         raise ValueError(f"{path} was started with {other}, not insecure seed {insecure_seed}; resume without one.")
     if secure and not saved.root.secure_noise:
         raise ValueError(f"{path} was not started with secure noise; resume without it, or start anew.")
+    here = engines.noise_source()
+    if not saved.root.secure_noise and saved.noise_source != here:
+        raise ValueError(
+            f"{path} was begun with noise drawn by {saved.noise_source}, and this machine draws it by {here}: what "
+            "follows would be of another run, a second release that nothing has accounted for. Resume it on a machine "
+            "like the first, or delete it to start anew."
+        )
     if saved.step > scenario.num_steps:
         raise ValueError(
             f"{path} is at step {saved.step:,} of {scenario.num_steps:,}: not a readable checkpoint; delete it."

@@ -3,7 +3,7 @@
 import math
 from dataclasses import asdict, dataclass
 
-from noisecast.privacy.accounting import epsilon_text
+from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.scenario import Scenario
 
 NOT_COVERED = (
@@ -62,8 +62,9 @@ class PrivacyStatement:
             return f"This model is NOT private: {self.chosen or 'no noise was added (epsilon is infinite).'}"
         how = self.chosen or (
             f"This is computed by the {self.accountant} accountant "
-            f"for {self.num_steps:,} steps of {self.optimizer} with noise multiplier {self.noise_multiplier:g}, clip "
-            f"norm {self.l2_clip_norm:g} and expected batch size {self.expected_batch_size:g}."
+            f"for {self.num_steps:,} steps of {self.optimizer} with noise multiplier "
+            f"{noise_text(self.noise_multiplier, 6)}, clip norm {self.l2_clip_norm:g} and expected batch size "
+            f"{self.expected_batch_size:g}."
         )
         return (
             f"{self.released} satisfy (ε = {epsilon_text(self.epsilon, 3)}, δ = {self.target_delta:g})-differential "

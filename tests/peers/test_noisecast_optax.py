@@ -119,6 +119,17 @@ def test_noise_has_the_promised_scale(scale, passes):
     assert (p > 1e-6) == passes
 
 
+def test_a_second_run_from_one_key_is_refused():
+    """Its noise would be the first run's; a program that asks for shapes, or is traced, begins none."""
+    params = {"a": jnp.zeros(3)}
+    for optimizer in (no.add_noise(MECHANISM, KEY), no.dp_sgd(0.1, MECHANISM, KEY)):
+        jax.eval_shape(optimizer.init, params)
+        optimizer.init(params)
+        jax.eval_shape(optimizer.init, params)
+        with pytest.raises(ValueError, match="Expected one run from one key, got a second `init`"):
+            optimizer.init(params)
+
+
 def test_noise_is_fresh_in_every_step_leaf_and_key():
     zeros = {"a": jnp.zeros(1000), "b": jnp.zeros(1000)}
     drawn = []
@@ -293,9 +304,9 @@ def test_a_part_of_the_gradient_is_refused():
     """Each part clipped to C on its own: together they would move by more; masked-out leaves would pass unclipped."""
     params = {"a": jnp.zeros(3), "b": jnp.zeros(2)}
     batch = {"a": jnp.ones((4, 3)), "b": jnp.ones((4, 2))}
-    private = no.dp_sgd(0.1, MECHANISM, KEY)
-    split = optax.partition({"x": private, "y": private}, {"a": "x", "b": "y"})
-    for optimizer in (optax.masked(private, {"a": True, "b": False}), split):
+    one, two, three = (no.dp_sgd(0.1, MECHANISM, KEY) for _ in range(3))
+    split = optax.partition({"x": one, "y": two}, {"a": "x", "b": "y"})
+    for optimizer in (optax.masked(three, {"a": True, "b": False}), split):
         with pytest.raises(ValueError, match="a part of it"):
             optimizer.update(batch, optimizer.init(params), params)
 

@@ -1,10 +1,14 @@
 """The chosen run's model is that run's, with the price of the whole procedure in its statement."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import scipy.sparse
 
 import noisecast as nc
 from noisecast import engines
+from noisecast.problems.datasets import Dataset
 from noisecast.question import Question
 from noisecast.sweeps import Store, run_sweep
 from noisecast.sweeps.chosen_model import chosen_model
@@ -64,6 +68,48 @@ def test_of_fresh_examples_no_number_is_public(tmp_path):
     assert "number of rows" not in statement.sentence() and selection.meaning in statement.sentence()
 
 
+@pytest.mark.parametrize("optimizer", [nc.DPSGD(learning_rate=0.5), nc.DPSignSGD(learning_rate=0.01)])
+def test_it_is_looked_at_when_the_recorded_run_was(tmp_path, optimizer):
+    """A look draws the noise that rows lack so far: without looks it would be another run, never scored or priced."""
+    rng = np.random.default_rng(0)
+    rows = scipy.sparse.random_array((200, 300), density=0.01, rng=rng, format="csr", dtype=np.float32)
+    train, test = (Dataset("sparse", part, rng.integers(0, 2, part.shape[0]), ("a", "b")) for part in (rows, rows))
+    mechanism = nc.SampledGaussian(noise_multiplier=2.0, l2_clip_norm=1.0, sampler=nc.Poisson.for_batch_size(4, 200))
+    scenario = nc.Scenario(problem=nc.linear_model(train, test), mechanism=mechanism, optimizer=optimizer, num_steps=60)
+    questions = [Question(scenarios=(scenario,), runners=(nc.Training(),), record_at=(20, 40), num_seeds=1)]
+    run_sweep(questions, tmp_path / "store", workers=0)
+    store = Store(tmp_path / "store")
+    model = chosen_model(
+        select(store.read(), metric="test_loss", price=Compose(), ledger=store.ledger()), questions, store
+    )
+
+    def params_after(looks) -> np.ndarray:
+        run = engines.start([scenario], repeats=[0], root=store.root())
+        for step in looks:
+            run.advance(step)
+            run.evaluate()
+        return run.params[0, 0]
+
+    np.testing.assert_array_equal(model.params, params_after((20, 40, 60)))
+    assert np.abs(model.params - params_after((60,))).max() > 0.01  # what it would have been
+
+
+def test_of_random_trials_one_choice_is_told_and_no_other(tmp_path):
+    """The price covers the best by one score; by another another trial may be the best."""
+    trials = nc.TrialDistribution(nc.TrialKind.GEOMETRIC, 3.0)
+    run_sweep(asked_once(), tmp_path / "store", workers=0, trials=trials)
+    store = Store(tmp_path / "store")
+    selection = select(store.read(), metric="test_loss", price=RepeatSelect(trials), ledger=store.ledger())
+    chosen_model(selection, asked_once(), store)
+    store.settle(selection)  # again, and the same
+    other = replace(selection, seed=selection.seed + 1, metric="test_accuracy")
+    with pytest.raises(ValueError, match="the choice that was made before, by test_loss, got another trial"):
+        store.settle(other)
+    (store.folder / "choice.json").write_text("{")
+    with pytest.raises(ValueError, match="it is damaged"):
+        store.settle(selection)
+
+
 def test_of_random_trials_the_best_trial_is_released(tmp_path):
     trials = nc.TrialDistribution(nc.TrialKind.GEOMETRIC, 3.0)
     run_sweep(asked_once(), tmp_path / "store", workers=0, trials=trials)
@@ -75,8 +121,6 @@ def test_of_random_trials_the_best_trial_is_released(tmp_path):
 
 
 def asked_once() -> list[Question]:
-    from dataclasses import replace
-
     return [replace(asked()[0], num_seeds=1)]
 
 

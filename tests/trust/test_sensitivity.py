@@ -19,6 +19,7 @@ from jax.extend.core import jaxprs_in_params
 from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, jax_model, linear_model, matrix_factorization
 from noisecast.engines.dense import DenseRun
 from noisecast.engines.row_sparse import FINEST, RowSparseRun
+from noisecast.optimizers.schedule import Schedule
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.datasets import Dataset, Ratings, label_sets
 from noisecast.problems.linear import Labelled
@@ -310,6 +311,15 @@ def test_steps_as_fine_as_float32_weights_are_not_released(dim):
     with pytest.raises(ValueError, match="float32 rounds such steps before noise hides them"):
         train(fine)
     assert train(fine, insecure_seed=0).statement.epsilon == np.inf
+
+
+def test_a_schedule_makes_no_finer_steps_than_a_learning_rate_may():
+    fine = _fine(_rated(5, 2, 1.0), FINEST * 0.99)
+    optimizer = DPSGD(learning_rate=fine.optimizer.learning_rate * 1e4)
+    for factors in ((1e-4,), (1.0, 1e-4)):
+        schedule = Schedule(tuple(range(len(factors))), factors)
+        with pytest.raises(ValueError, match="float32 rounds such steps before noise hides them"):
+            train(replace(fine, optimizer=optimizer, num_steps=2, schedule=schedule))
 
 
 def test_of_finer_steps_a_record_is_seen_to_move_more():

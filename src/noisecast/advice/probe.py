@@ -63,7 +63,7 @@ class ProbeResult:
       edges: public; norms <= edges[0], then between two edges, then > edges[-1] (and those that are no number).
       noisy_counts: of the len(edges) + 1 bins; whole numbers, negative ones too.
       noise_std: of each count [records].   num_examples: the declared, public size; shares are of it.
-      epsilon, target_delta: the guarantee of the probe alone.
+      epsilon, target_delta: the guarantee of the probe alone; inf where its noise came from a seed.
       mechanism: the probe as accounting sees it: one step of this.
       reproducible: its noise came from a seed that somebody may know; then there is no guarantee.
     """
@@ -161,8 +161,8 @@ def private_probe(
     >>> problem = linear_model(bundled("breast_cancer")[0])
     >>> mechanism = SampledGaussian(
     ...     noise_multiplier=1.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, problem.num_examples))
-    >>> probe = private_probe(problem, mechanism, epsilon=1.0, target_delta=1e-4, insecure_seed=0)
-    >>> 0.9 < probe.clipped_share(0.5).value <= 1, probe.epsilon <= 1.0
+    >>> probe = private_probe(problem, mechanism, epsilon=1.0, target_delta=1e-4)
+    >>> 0.8 < probe.clipped_share(0.5).value <= 1, probe.epsilon <= 1.0
     (True, True)
     """
     num_examples = mechanism.sampler.num_examples
@@ -179,7 +179,7 @@ def private_probe(
         noisy_counts=_with_noise(counts, noise_std, root),
         noise_std=noise_std,
         num_examples=num_examples,
-        epsilon=epsilon_spent(release, num_steps=1, target_delta=target_delta).epsilon,
+        epsilon=epsilon_spent(release, num_steps=1, target_delta=target_delta).epsilon if root.is_private else math.inf,
         target_delta=target_delta,
         mechanism=release,
         reproducible=not root.is_private,

@@ -6,7 +6,7 @@ from cyclopts import Parameter
 
 from noisecast.cli.mechanism_options import MechanismOptions
 from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
-from noisecast.privacy.accounting import NONE, PrivacySpent, epsilon_spent, epsilon_text, warnings_for
+from noisecast.privacy.accounting import NONE, PrivacySpent, epsilon_spent, epsilon_text, noise_text, warnings_for
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson, Sampler
 
@@ -86,7 +86,7 @@ def _print(mechanism: SampledGaussian, num_steps: int, spent: PrivacySpent) -> N
     by = "" if spent.accountant == NONE else f", by {spent.accountant}"
     rows = [
         ("epsilon", f"{epsilon_text(spent.epsilon)}   at delta {spent.target_delta:g}{by}"),
-        ("noise multiplier", number(mechanism.noise_multiplier)),
+        ("noise multiplier", noise_text(mechanism.noise_multiplier)),
         ("steps", f"{num_steps:,}"),
         ("sampling probability", number(mechanism.sampling_probability)),
         ("adjacency", str(spent.adjacency).replace("_", "-")),

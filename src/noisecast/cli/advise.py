@@ -14,7 +14,7 @@ from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_wh
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.files import why_unwritable
-from noisecast.privacy.accounting import epsilon_text
+from noisecast.privacy.accounting import epsilon_text, noise_text
 
 NON_PRIVATE = (
     "Non-private: the examples were read without noise, so this advice, and whatever is trained with it, depends on "
@@ -290,7 +290,7 @@ def _settings_table(advice: Any) -> Table:
             number(mechanism.l2_clip_norm, 3),
             number(mechanism.expected_batch_size),
             number(scenario.num_steps),
-            number(mechanism.noise_multiplier, 3),
+            noise_text(mechanism.noise_multiplier, 3),
             _banded(each.chosen),
             *cells,
             "–" if each.best_kept is None else _loss(each.best_kept),

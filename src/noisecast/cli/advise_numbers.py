@@ -14,7 +14,7 @@ from noisecast.advice.floors import Numbers, Tuned
 from noisecast.advice.numbers import NOT_A_GUARANTEE, EpsilonAdvice, NumbersAdvice, advise_from_numbers
 from noisecast.advice.transfer import Branch, Curvature
 from noisecast.cli.output import TABLE_STYLE, number, print_json, to_reader
-from noisecast.privacy.accounting import epsilon_text
+from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.privacy.sampling import Sampler, adjacency_named, sampler_named
 from noisecast.scenario_file.mistakes import ScenarioFileError, checked
 from noisecast.scenario_file.tables import OPTIMIZER_NAMES
@@ -174,7 +174,7 @@ def _table(epsilons: Sequence[EpsilonAdvice]) -> RichTable:
         rates = (number(optimizer.retuned and optimizer.retuned.learning_rate, 3) for optimizer in each.optimizers)
         table.add_row(
             number(each.target_epsilon),
-            number(each.noise_multiplier),
+            noise_text(each.noise_multiplier),
             number(each.nominal_epsilon, 3),
             *rates,
             epsilon_text(each.price.best_of, 3),

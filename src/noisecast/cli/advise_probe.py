@@ -18,7 +18,7 @@ from noisecast.advice.probe import ProbeResult, private_probe
 from noisecast.cli.advise_numbers import advice_as_json, print_advice
 from noisecast.cli.output import TABLE_STYLE, number, print_json, to_reader
 from noisecast.ledger import Account
-from noisecast.privacy.accounting import epsilon_text
+from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.scenario import Scenario, check_constant_rates
 from noisecast.scenario_file.rules import located
 
@@ -259,7 +259,7 @@ def _print_left(console: Console, left: Sequence[BudgetLeft], account: Account |
         spent = each.spent_in_ledger
         in_ledger = () if spent is None else (epsilon_text(spent) + (", refused" if spent > budget else ""),)
         table.add_row(
-            f"{each.target_epsilon:g}", number(each.noise_multiplier), number(each.without_probe), f"{more:.1%}",
-            *in_ledger,
+            f"{each.target_epsilon:g}", noise_text(each.noise_multiplier), noise_text(each.without_probe),
+            f"{more:.1%}", *in_ledger,
         )  # fmt: skip
     console.print(table)

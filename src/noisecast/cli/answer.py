@@ -15,7 +15,7 @@ from noisecast.cli.progress import share_progress
 from noisecast.figures import save, scenario_picture
 from noisecast.files import written_whole
 from noisecast.optimizers import CONSTANT
-from noisecast.privacy.accounting import epsilon_text, warnings_for
+from noisecast.privacy.accounting import epsilon_text, noise_text, warnings_for
 from noisecast.question import Question
 from noisecast.runners import answer as ask
 from noisecast.runners import refusals
@@ -23,6 +23,7 @@ from noisecast.scenario import Scenario
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import EXTRAPOLATED, write_table
 
+ROUNDED_UP = {"epsilon": epsilon_text, "noise_multiplier": noise_text}
 SETTINGS = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "nominal_epsilon")
 
 HEADERS = {
@@ -142,7 +143,7 @@ def _table(losses: list[dict[str, Any]], question: Question) -> Table:
         by_runner = {loss["runner"]: loss for loss in losses if loss["scenario"] == scenario.id}
         if by_runner:
             row = next(iter(by_runner.values()))
-            cells = [epsilon_text(row[n], 3) if n == "epsilon" else number(row[n], 3) for n in settings]
+            cells = [ROUNDED_UP.get(n, number)(row[n], 3) for n in settings]
             table.add_row(row["optimizer"], *cells, *(loss_cell(by_runner.get(name)) for name in runners))
     return table
 

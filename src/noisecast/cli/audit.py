@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, to_watcher, whole_number
-from noisecast.privacy.accounting import epsilon_text
+from noisecast.privacy.accounting import epsilon_text, noise_text
 
 OptimizerName = Literal["dp-sgd", "dp-sign-sgd", "dp-adam"]
 EngineName = Literal["row_sparse", "dense", "simulate"]
@@ -100,8 +100,8 @@ def _audits(
 def _of_mechanism(one: Callable[[], Any], mechanism: Any) -> Any:
     """The verdict, with the noise and the clip norm that tell it from others of the file."""
     verdict = one()
-    what = f"noise {number(mechanism.noise_multiplier, 3)}, clip {number(mechanism.l2_clip_norm, 3)}, {verdict.what}"
-    return replace(verdict, what=what)
+    noise, clip = noise_text(mechanism.noise_multiplier, 3), number(mechanism.l2_clip_norm, 3)
+    return replace(verdict, what=f"noise {noise}, clip {clip}, {verdict.what}")
 
 
 def _done(one: Callable[[], Any], quiet: bool) -> Any:

@@ -20,7 +20,7 @@ from noisecast.cli.progress import share_progress
 from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, forecast_crossing
 from noisecast.forecasting.outcome import Outcome
 from noisecast.optimizers import CONSTANT, Optimizer, with_learning_rate
-from noisecast.privacy.accounting import epsilon_text, warnings_for
+from noisecast.privacy.accounting import epsilon_text, noise_text, warnings_for
 from noisecast.question import Question
 from noisecast.runners import Moments, refusals
 from noisecast.runners.moments import table_of
@@ -250,7 +250,7 @@ def _shown(scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]], is_
     for level in levels:
         for place, result in enumerate(r for r in results if r["noise_multiplier"] == level):
             metrics = result["non_private_metrics"]
-            head = (epsilon_text(result["epsilon"], 3), number(level, 3)) if place == 0 else ("", "")
+            head = (epsilon_text(result["epsilon"], 3), noise_text(level, 3)) if place == 0 else ("", "")
             mark = " *" if is_choice and result["is_best"] else ""
             table.add_row(
                 *head,

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
 from noisecast.ledger import BudgetEntry, Entry, PrivacyLedger, check_budget
-from noisecast.privacy.accounting import epsilon_spent, epsilon_text
+from noisecast.privacy.accounting import epsilon_spent, epsilon_text, noise_text
 from noisecast.privacy.mechanism import SampledGaussian
 
 
@@ -102,7 +102,7 @@ def _cells(entry: Entry | BudgetEntry, delta: float) -> tuple[str, ...]:
     mechanism = entry.mechanism
     return (
         escape(entry.what),
-        number(mechanism.noise_multiplier, 4),
+        noise_text(mechanism.noise_multiplier),
         number(mechanism.sampling_probability, 3),
         f"{entry.num_steps:,}",
         epsilon_text(_epsilon_alone(mechanism, entry.num_steps, delta)),

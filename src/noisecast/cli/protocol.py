@@ -15,7 +15,7 @@ from noisecast.cli.places import check_places
 from noisecast.cli.progress import sweep_progress
 from noisecast.files import written_whole
 from noisecast.optimizers import OPTIMIZERS
-from noisecast.privacy.accounting import epsilon_text
+from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.protocols import Score, ask_protocol_a, check_cells, protocol_a, protocol_b
 from noisecast.question import Question
 from noisecast.runners import Moments, Runner, Training, refusals
@@ -187,7 +187,8 @@ def _shown(rows: Any, which: str, score: Score, tuned_at: float | None) -> Table
             table.add_column(header, justify="right", no_wrap=True)
     for level, part in rows.groupby("noise_multiplier", sort=True):
         for place, optimizer in enumerate(kind.name for kind in OPTIMIZERS if kind.name in set(part["optimizer"])):
-            head = (epsilon_text(float(part["epsilon"].iloc[0]), 3), number(level, 3)) if place == 0 else ("", "")
+            said = epsilon_text(float(part["epsilon"].iloc[0]), 3), noise_text(float(level), 3)
+            head = said if place == 0 else ("", "")
             of_optimizer = part[part["optimizer"] == optimizer].set_index("runner")
             cells = [cell for runner in runners for cell in _cells(of_optimizer, runner)]
             table.add_row(*head, optimizer, *cells)

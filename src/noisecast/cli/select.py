@@ -11,7 +11,7 @@ from noisecast.cli.output import TABLE_STYLE, Json, facts, number, print_json, t
 from noisecast.cli.unfinished import why_unfinished
 from noisecast.files import why_unwritable
 from noisecast.model_dir import save_parameters
-from noisecast.privacy.accounting import epsilon_text
+from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.runners import Training
 from noisecast.scenario_file import read_sweep_file
 from noisecast.sweeps import Store
@@ -70,6 +70,8 @@ def select(
         runner=runner,
         last_epochs=last_epochs,
     )
+    if chosen.price.only_best:
+        opened.settle(chosen)
     warn(why_unfinished(opened, table))
     if sweep is not None and output is not None:
         save_parameters(output, chosen_model(chosen, read_sweep_file(sweep).questions, opened))
@@ -155,7 +157,7 @@ def _print(chosen: Selection) -> None:
         console.print(_cells(f"Best {label} (± standard error), by optimizer and noise multiplier", best, epsilon))
     delta = f"at delta {chosen.target_delta:g}"
     rows = [
-        *((HEADERS.get(name, name), _shown(chosen.settings[name])) for name in SHOWN),
+        *((HEADERS.get(name, name), _shown(name, chosen.settings[name])) for name in SHOWN),
         (label, _score(chosen.value, chosen.standard_error)),
         ("epsilon of one run", f"{epsilon_text(chosen.epsilon_of_run, 3)}   {delta}"),
         ("epsilon of the procedure", f"{epsilon_text(chosen.epsilon_of_procedure, 3)}   {delta}, {chosen.price.name}"),
@@ -179,11 +181,13 @@ def _cells(title: str, frame: pd.DataFrame, epsilon: str) -> Table:
         table.add_column(HEADERS.get(name, name), justify="left" if name == "optimizer" else "right", no_wrap=True)
     for row in _plain_rows(frame):
         score = _score(row["value"], row["standard_error"])
-        table.add_row(*(_shown(row[name]) for name in SHOWN), score, epsilon_text(row["epsilon"], 3))
+        table.add_row(*(_shown(name, row[name]) for name in SHOWN), score, epsilon_text(row["epsilon"], 3))
     return table
 
 
-def _shown(value: Any) -> str:
+def _shown(name: str, value: Any) -> str:
+    if name == "noise_multiplier":
+        return noise_text(value)
     return value if isinstance(value, str) else number(value, 3)
 
 

@@ -17,7 +17,7 @@ from noisecast.files import reason_of, why_unwritable
 from noisecast.ledger import Account
 from noisecast.model_dir import save_model
 from noisecast.optimizers import CONSTANT, Schedule
-from noisecast.privacy.accounting import epsilon_text, warnings_for
+from noisecast.privacy.accounting import epsilon_text, noise_text, warnings_for
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.sampling import Poisson
 from noisecast.problems.datasets import (
@@ -401,7 +401,7 @@ def _what_will_run(plan: Plan, noise_is_known: bool):
         ("steps", f"{scenario.num_steps:,} of {number(mechanism.expected_batch_size)} examples on average"),
         (
             "noise",
-            f"noise multiplier {number(mechanism.noise_multiplier)}, clip norm {number(mechanism.l2_clip_norm)}: "
+            f"noise multiplier {noise_text(mechanism.noise_multiplier)}, clip norm {number(mechanism.l2_clip_norm)}: "
             f"std {number(mechanism.mean_noise_std, 3)} a coordinate of the mean gradient",
         ),
         (

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from noisecast.engines import dense, row_sparse, simulate
+from noisecast.privacy.aes_noise import AES
 from noisecast.privacy.noise import RandomRoot
 from noisecast.scenario import Scenario
 
@@ -16,6 +17,11 @@ _ENGINES: tuple[tuple[ModuleType, Any], ...] = (
     (simulate, simulate.SimulatedRun),
     (dense, dense.DenseRun),
 )
+
+
+def noise_source() -> str:
+    """Which generator makes the row-sparse engine's fast noise on this machine: of one key each makes its own."""
+    return "AES" if AES else "Threefry"
 
 
 def start(scenarios: Sequence[Scenario], *, repeats: Sequence[int], root: RandomRoot) -> Any:

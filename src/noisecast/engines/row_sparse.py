@@ -63,7 +63,8 @@ def why_not_for_release(scenario: Scenario) -> str | None:
     largest = float(np.abs(np.asarray(problem.initial_params(), np.float32)).max())
     moved = 2 * problem.dim if isinstance(problem, MatrixFactorization) else problem.num_params
     finest = FINEST * float(np.spacing(np.float32(largest))) * moved**0.5
-    step = optimizer.learning_rate * mechanism.l2_clip_norm / mechanism.expected_batch_size
+    lowest = optimizer.learning_rate * min(scenario.schedule.factors)
+    step = lowest * mechanism.l2_clip_norm / mechanism.expected_batch_size
     if step >= finest:
         return None
     return (

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from noisecast.optax.clip import refuse_a_part
 from noisecast.privacy.jax_noise import counter_keys, private_mean, standard_normal
@@ -37,13 +38,14 @@ def add_noise(mechanism: SampledGaussian, key: Any) -> optax.GradientTransformat
     The noise is a function of the key, the number of the step and the coordinate, the same as in noisecast's dense
     engine. The step is counted in the state, so no noise is drawn twice in a run of fewer than 2^31 steps; start a
     second run with a second key, and never step twice from one state. B is the mechanism's expected batch size, a
-    public constant, and an empty batch gets its noise too.
+    public constant, and an empty batch gets its noise too. A second `init` is refused, unless it only asks for shapes
+    (`jax.eval_shape`).
 
     Args:
       mechanism: whose noise_std is z C, and whose expected_batch_size is B.
       key: 32 bytes that nobody knows (`os.urandom(32)`, or `key_for` of a `RandomRoot`), or a JAX key; there is no
         default. A key made of a known seed is reproducible and not private.
-    Raises: TypeError or ValueError for a key of another kind.
+    Raises: TypeError or ValueError for a key of another kind; ValueError in a second `init`.
 
     >>> from noisecast import Poisson, SampledGaussian
     >>> import os
@@ -55,7 +57,18 @@ def add_noise(mechanism: SampledGaussian, key: Any) -> optax.GradientTransformat
     >>> bool((first["w"] == second["w"]).any()), releases(state)
     (False, 2)
     """
-    words = _key_words(key)
+    words, begun = _key_words(key), False
+
+    def init(params):
+        nonlocal begun
+        if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params)):  # which begins no run
+            if begun:
+                raise ValueError(
+                    "Expected one run from one key, got a second `init`: its noise would be that of the first, and the "
+                    "two models together would tell the gradients without it. Make the optimizer anew, with a new key."
+                )
+            begun = True
+        return NoiseState(words, jnp.zeros((), jnp.int32))
 
     def update(updates, state, params=None):
         del params
@@ -76,7 +89,7 @@ def add_noise(mechanism: SampledGaussian, key: Any) -> optax.GradientTransformat
         ]
         return jax.tree.unflatten(structure, noisy), NoiseState(state.key, state.step + 1)
 
-    return optax.GradientTransformation(lambda params: NoiseState(words, jnp.zeros((), jnp.int32)), update)
+    return optax.GradientTransformation(init, update)
 
 
 def releases(state: Any) -> int:

@@ -192,6 +192,15 @@ def epsilon_text(epsilon: float, digits: int = 4) -> str:
     return f"{float(exact.quantize(last_digit, ROUND_CEILING)):.{digits}g}"
 
 
+def noise_text(noise_multiplier: float, digits: int = 4) -> str:
+    """Rounded up as well, so that the epsilon beside it holds at the noise as it is written.
+
+    >>> noise_text(0.61411), noise_text(6.46), noise_text(0.8332, 3)
+    ('0.6142', '6.46', '0.834')
+    """
+    return epsilon_text(noise_multiplier, digits)
+
+
 def nominal_epsilon(
     *, noise_multiplier: float, sampling_probability: float, num_steps: float, target_delta: float
 ) -> float:

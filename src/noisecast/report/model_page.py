@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from noisecast.optimizers import Schedule
-from noisecast.privacy.accounting import epsilon_curve, epsilon_spent, epsilon_text
+from noisecast.privacy.accounting import epsilon_curve, epsilon_spent, epsilon_text, noise_text
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import FixedSize, Poisson, Sampler, Shuffled, Stream
 from noisecast.report.chart_data import label_of
@@ -211,7 +211,7 @@ def _what(described: dict[str, Any], privacy: dict[str, Any]) -> Html:
         phases = f", {Schedule(**changes)}" if changes else ""
         rows.append(("Learning rate", number(float(scenario["learning_rate"])) + phases))
     rows += [
-        ("Noise multiplier", number(float(privacy["noise_multiplier"]))),
+        ("Noise multiplier", noise_text(float(privacy["noise_multiplier"]))),
         ("Clip norm", number(float(privacy["l2_clip_norm"]))),
         ("Expected batch size", number(float(privacy["expected_batch_size"]))),
         ("Steps", f"{int(privacy['num_steps']):,}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from noisecast.privacy.accounting import noise_text
 from noisecast.protocols import Score
 from noisecast.report.answers import Answer, how_sure, smallest_means, verdict
 from noisecast.report.markup import Html, joined, tag
@@ -44,7 +45,7 @@ def _answer_table(rows: list[Answer], score: Score) -> Html:
             number(best["l2_clip_norm"]),
             number(best["expected_batch_size"]),
             number(best["num_steps"]),
-            number(best["noise_multiplier"]),
+            noise_text(float(best["noise_multiplier"])),
         ]
         if has_forecast:
             line.append("–" if each.forecast is None else _forecast(each.forecast))

@@ -22,12 +22,13 @@ def trials_page(store: Store, rows: pd.DataFrame, metric: str | None) -> str:
 
     Args:
       store: of random trials.   rows: of it, whole.   metric: that decides; None: held-out loss, or what there is.
-    Raises: ValueError: the store has no best yet, or not by this metric.
+    Raises: ValueError: the store has no best yet, or not by this metric, or another was told before.
     """
     ledger = store.ledger()
     assert ledger.trials is not None
     decides = metric_of(rows, metric) if len(rows) else (metric or "test_loss")
     chosen = select(rows, metric=decides, price=RepeatSelect(ledger.trials), ledger=ledger)
+    store.settle(chosen)
     title = f"The best of random trials on {chosen.settings['problem']}"
     body = joined(
         [

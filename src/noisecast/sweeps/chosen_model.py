@@ -26,7 +26,9 @@ def chosen_model(selection: Selection, questions: Sequence[Question], store: Sto
     """Parameters of the chosen run, and the statement with the epsilon of the whole procedure.
 
     A store keeps no parameters, but the key that a run's noise and batches are made of; so the run is repeated, and is
-    the same release: no noise is drawn anew. Its score must come out as it was recorded.
+    the same release: no noise is drawn anew. It is looked at after the same steps, as a look draws the noise that rows
+    lack so far. Its score must come out as it was recorded. Of random trials it is the only model that this store gives
+    away (`Store.settle`).
 
     Args:
       selection: from `store`'s table, at a price that counts private runs.
@@ -42,14 +44,19 @@ def chosen_model(selection: Selection, questions: Sequence[Question], store: Sto
     question, scenario = _asked(selection, questions)
     repeats, root = repeats_of(question.num_seeds, question.insecure_seeds, store.kept_root(), question.first_seed)
     seed = repeats[0] if selection.seed is None else selection.seed
-    _check_in_store(question, scenario, seed, root, store)
+    looks = tuple(sorted({*(step for step in question.record_at if step <= scenario.num_steps), scenario.num_steps}))
+    _check_in_store(scenario, seed, looks, root, store)
     if root.is_private and (reason := engines.why_not_for_release(scenario)) is not None:
         raise ValueError(reason)
     began = time.monotonic()
     run = engines.start([scenario], repeats=[seed], root=root)
-    run.advance(scenario.num_steps)
-    metrics = {name: float(value[0, 0]) for name, value in run.evaluate().items()}
+    for step in looks:
+        run.advance(step)
+        found = run.evaluate()
+    metrics = {name: float(value[0, 0]) for name, value in found.items()}
     _check_same(metrics, selection, store, seed)
+    if selection.price.only_best:
+        store.settle(selection)
     statement = privacy_statement(scenario, reproducible=not root.is_private, secure_noise=root.secure_noise)
     statement = replace(
         statement,
@@ -83,10 +90,9 @@ def _asked(selection: Selection, questions: Sequence[Question]) -> tuple[Questio
     )
 
 
-def _check_in_store(question: Question, scenario: Scenario, seed: int, root: RandomRoot, store: Store) -> None:
-    """Key, code, data, settings and seed are those of a run in the store: before anything touches the data."""
-    steps = tuple(sorted({*question.record_at, scenario.num_steps}))
-    task = Task(runner=Training(), scenarios=(scenario,), repeats=(seed,), record_at=steps, root=root)
+def _check_in_store(scenario: Scenario, seed: int, looks: tuple[int, ...], root: RandomRoot, store: Store) -> None:
+    """Key, code, data, settings, seed and looks are those of a run in the store: before anything touches the data."""
+    task = Task(runner=Training(), scenarios=(scenario,), repeats=(seed,), record_at=looks, root=root)
     if not store.cells.issuperset(task.cells):
         raise ValueError(
             "Expected a run of this store, found none with this key, code, data, settings and seed: it would be "

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from noisecast.privacy.accounting import noise_text
 from noisecast.runners import Training
 from noisecast.sweeps.ledger import Ledger
 from noisecast.sweeps.price import HELD_OUT, Choice, Compose, Price, Public, RepeatSelect
@@ -68,7 +69,7 @@ class Selection:
         s, spread = self.settings, "" if self.standard_error is None else f" ± {self.standard_error:.2g}"
         return (
             f"{s['optimizer']} with learning rate {s['learning_rate']:g}, clip norm {s['l2_clip_norm']:g}, noise "
-            f"multiplier {s['noise_multiplier']:g}, expected batch size {s['expected_batch_size']:g} and "
+            f"multiplier {noise_text(s['noise_multiplier'], 6)}, expected batch size {s['expected_batch_size']:g} and "
             f"{s['num_steps']:,} steps: {METRICS[self.metric].label} {self.value:.4g}{spread}. {self.meaning}"
         )
 

@@ -30,6 +30,7 @@ from noisecast.locks import held
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners import Training
 from noisecast.sweeps.ledger import Ledger, ledger_as_data, ledger_from
+from noisecast.sweeps.selection import Selection
 from noisecast.sweeps.tasks import Task, origin_of
 from noisecast.table import COLUMNS, METRICS, table_from
 
@@ -199,6 +200,27 @@ class Store:
         # Its owner's alone: it tells how many random trials were drawn.
         with written_whole(self.folder / "ledger.json", secret=True) as temporary:
             temporary.write_text(json.dumps(ledger_as_data(ledger)), encoding="utf-8")
+
+    def settle(self, selection: Selection) -> None:
+        """Keep which of random trials was chosen. Only one may ever be told: the price covers one choice.
+
+        Raises: ValueError: another trial was chosen before, by another score.
+        """
+        path, chosen = self.folder / "choice.json", {"scenario": selection.scenario, "seed": selection.seed}
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+            metric, trial = before.pop("metric"), before
+        except FileNotFoundError:
+            with written_whole(path, secret=True) as temporary:
+                temporary.write_text(json.dumps(chosen | {"metric": selection.metric}), encoding="utf-8")
+            return
+        except (OSError, ValueError, KeyError, AttributeError):
+            raise ValueError(f"Expected {path} to say which trial was chosen before, but it is damaged.") from None
+        if trial != chosen:
+            raise ValueError(
+                f"Expected the choice that was made before, by {metric}, got another trial by another score: the price "
+                "covers one choice from these trials, not two. Choose by the score that was used first."
+            )
 
     def read(self) -> pd.DataFrame:
         """All rows, in an order that does not depend on who finished first.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from noisecast import __version__
+from noisecast import __version__, engines
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.problem import fingerprint_of
 from noisecast.question import Question
@@ -136,12 +136,13 @@ def origin_of(root: RandomRoot) -> str:
 
 @cache
 def code_fingerprint() -> str:
-    """Hash of the code that decides numbers, ours and the libraries'; 16 hexadecimal digits."""
+    """Hash of what decides numbers: our code, the libraries, what noise is drawn by; 16 hexadecimal digits."""
     package = Path(__file__).parents[1]
     files = sorted(path for part in _PARTS_THAT_COUNT for path in (package / part).rglob("*.py"))
     files += [package / name for name in ("compiled.py", "scenario.py", "table.py")]
     sources = [path.read_text(encoding="utf-8") for path in files]
-    return fingerprint_of(__version__, *(version(name) for name in _LIBRARIES_THAT_COUNT), *sources)[:16]
+    versions = (version(name) for name in _LIBRARIES_THAT_COUNT)
+    return fingerprint_of(__version__, engines.noise_source(), *versions, *sources)[:16]
 
 
 def _without_repetition(tasks: Sequence[Task]) -> list[Task]:
