@@ -185,20 +185,23 @@ def epsilon_text(epsilon: float, digits: int = 4) -> str:
     >>> epsilon_text(2.78901), epsilon_text(0.99996), epsilon_text(3651.2), epsilon_text(0.0), epsilon_text(math.inf)
     ('2.79', '1', '3652', '0', 'inf')
     """
-    if epsilon == 0 or not math.isfinite(epsilon):
-        return f"{epsilon:g}"
-    exact = Decimal(epsilon)
-    last_digit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-    return f"{float(exact.quantize(last_digit, ROUND_CEILING)):.{digits}g}"
+    return _rounded_up(Decimal(epsilon), digits)
 
 
 def noise_text(noise_multiplier: float, digits: int = 4) -> str:
     """Rounded up as well, so that the epsilon beside it holds at the noise as it is written.
 
-    >>> noise_text(0.61411), noise_text(6.46), noise_text(0.8332, 3)
-    ('0.6142', '6.46', '0.834')
+    >>> noise_text(0.61411), noise_text(2.02), noise_text(0.8332, 3)
+    ('0.6142', '2.02', '0.834')
     """
-    return epsilon_text(noise_multiplier, digits)
+    return _rounded_up(Decimal(repr(float(noise_multiplier))), digits)  # as it is typed: 2.02 is 2.02
+
+
+def _rounded_up(number: Decimal, digits: int) -> str:
+    if number == 0 or not number.is_finite():
+        return f"{float(number):g}"
+    last_digit = Decimal(1).scaleb(number.adjusted() - digits + 1)
+    return f"{float(number.quantize(last_digit, ROUND_CEILING)):.{digits}g}"
 
 
 def nominal_epsilon(
