@@ -290,7 +290,7 @@ def _settings_table(advice: Any) -> Table:
             number(mechanism.l2_clip_norm, 3),
             number(mechanism.expected_batch_size),
             number(scenario.num_steps),
-            noise_text(mechanism.noise_multiplier, 3),
+            noise_text(mechanism.noise_multiplier),
             _banded(each.chosen),
             *cells,
             "–" if each.best_kept is None else _loss(each.best_kept),

@@ -23,7 +23,6 @@ from noisecast.scenario import Scenario
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import EXTRAPOLATED, write_table
 
-ROUNDED_UP = {"epsilon": epsilon_text, "noise_multiplier": noise_text}
 SETTINGS = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "nominal_epsilon")
 
 HEADERS = {
@@ -143,9 +142,15 @@ def _table(losses: list[dict[str, Any]], question: Question) -> Table:
         by_runner = {loss["runner"]: loss for loss in losses if loss["scenario"] == scenario.id}
         if by_runner:
             row = next(iter(by_runner.values()))
-            cells = [ROUNDED_UP.get(n, number)(row[n], 3) for n in settings]
+            cells = [_setting(name, row[name]) for name in settings]
             table.add_row(row["optimizer"], *cells, *(loss_cell(by_runner.get(name)) for name in runners))
     return table
+
+
+def _setting(name: str, value: float | None) -> str:
+    if name == "noise_multiplier" and value is not None:
+        return noise_text(value)
+    return epsilon_text(value, 3) if name == "epsilon" and value is not None else number(value, 3)
 
 
 def _varies_within_an_optimizer(losses: list[dict[str, Any]], name: str) -> bool:

@@ -100,7 +100,7 @@ def _audits(
 def _of_mechanism(one: Callable[[], Any], mechanism: Any) -> Any:
     """The verdict, with the noise and the clip norm that tell it from others of the file."""
     verdict = one()
-    noise, clip = noise_text(mechanism.noise_multiplier, 3), number(mechanism.l2_clip_norm, 3)
+    noise, clip = noise_text(mechanism.noise_multiplier), number(mechanism.l2_clip_norm, 3)
     return replace(verdict, what=f"noise {noise}, clip {clip}, {verdict.what}")
 
 

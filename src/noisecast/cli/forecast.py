@@ -250,7 +250,7 @@ def _shown(scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]], is_
     for level in levels:
         for place, result in enumerate(r for r in results if r["noise_multiplier"] == level):
             metrics = result["non_private_metrics"]
-            head = (epsilon_text(result["epsilon"], 3), noise_text(level, 3)) if place == 0 else ("", "")
+            head = (epsilon_text(result["epsilon"], 3), noise_text(level)) if place == 0 else ("", "")
             mark = " *" if is_choice and result["is_best"] else ""
             table.add_row(
                 *head,

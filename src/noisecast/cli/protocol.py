@@ -187,7 +187,7 @@ def _shown(rows: Any, which: str, score: Score, tuned_at: float | None) -> Table
             table.add_column(header, justify="right", no_wrap=True)
     for level, part in rows.groupby("noise_multiplier", sort=True):
         for place, optimizer in enumerate(kind.name for kind in OPTIMIZERS if kind.name in set(part["optimizer"])):
-            said = epsilon_text(float(part["epsilon"].iloc[0]), 3), noise_text(float(level), 3)
+            said = epsilon_text(float(part["epsilon"].iloc[0]), 3), noise_text(float(level))
             head = said if place == 0 else ("", "")
             of_optimizer = part[part["optimizer"] == optimizer].set_index("runner")
             cells = [cell for runner in runners for cell in _cells(of_optimizer, runner)]
