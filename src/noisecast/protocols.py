@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from noisecast.forecasting.outcome import LARGER_IS_BETTER
 from noisecast.optimizers import Optimizer, with_learning_rate
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.problems.problem import Problem
@@ -59,7 +58,7 @@ class Score:
 
     @property
     def larger_is_better(self) -> bool:
-        return self.metric.removeprefix("test_") in LARGER_IS_BETTER
+        return METRICS[self.metric].larger_is_better is True
 
     @property
     def label(self) -> str:

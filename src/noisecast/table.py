@@ -44,23 +44,24 @@ class Metric:
     name: str
     label: str
     unit: str
+    larger_is_better: bool | None = None  # None: it is no score
     non_private: bool = True  # computed from the examples without noise
 
 
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("loss", "training loss", "loss"),
-        Metric("test_loss", "test loss", "loss"),
-        Metric("accuracy", "training accuracy", ""),
-        Metric("test_accuracy", "test accuracy", ""),
-        Metric("recall_at_5", "training recall at 5", ""),
-        Metric("test_recall_at_5", "test recall at 5", ""),
-        Metric("rmse", "training rmse", "rating"),
-        Metric("test_rmse", "test rmse", "rating"),
-        Metric("micro_f1", "training F1 (micro)", ""),
-        Metric("test_micro_f1", "test F1 (micro)", ""),
-        Metric("gradient_norm", "gradient norm", "loss/params"),
+        Metric("loss", "training loss", "loss", larger_is_better=False),
+        Metric("test_loss", "test loss", "loss", larger_is_better=False),
+        Metric("accuracy", "training accuracy", "", larger_is_better=True),
+        Metric("test_accuracy", "test accuracy", "", larger_is_better=True),
+        Metric("recall_at_5", "training recall at 5", "", larger_is_better=True),
+        Metric("test_recall_at_5", "test recall at 5", "", larger_is_better=True),
+        Metric("rmse", "training rmse", "rating", larger_is_better=False),
+        Metric("test_rmse", "test rmse", "rating", larger_is_better=False),
+        Metric("micro_f1", "training F1 (micro)", "", larger_is_better=True),
+        Metric("test_micro_f1", "test F1 (micro)", "", larger_is_better=True),
+        Metric("gradient_norm", "gradient norm", "loss/params", larger_is_better=False),
         Metric("clip_fraction", "share of examples clipped", ""),
         Metric("params_norm", "norm of the parameters", "params"),
         Metric("one_well_loss", "loss of the coordinates with one well", "loss"),

@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from noisecast.forecasting.outcome import LARGER_IS_BETTER, Outcome
+from noisecast.forecasting.outcome import Outcome
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.scenario import Scenario
+from noisecast.table import METRICS
 
 # Of the loss: of the 108 IMDB cells of docs/accuracy.md 95 % are off by less. Not where everything is clipped.
 FORECAST_ERROR = 0.03
@@ -54,7 +55,7 @@ class Prediction:
 
     @property
     def larger_is_better(self) -> bool:
-        return self.outcome.metric.removeprefix("test_") in LARGER_IS_BETTER
+        return METRICS[self.outcome.metric].larger_is_better is True
 
     def as_dict(self) -> dict[str, Any]:
         """Settings and numbers, for JSON."""

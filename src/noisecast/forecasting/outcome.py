@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from noisecast.runners.moments import LARGEST_SUBSAMPLE_ERROR, Moments
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.scenario import Scenario
-from noisecast.table import DIVERGED, EXTRAPOLATED, OK
+from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
 
 Range = tuple[float, float]
-LARGER_IS_BETTER = ("accuracy", "recall_at_5", "micro_f1")  # and the same on test examples
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Outcome:
         >>> Outcome("accuracy", 0.9, 0.1, OK).order < Outcome("accuracy", 0.8, 0.1, OK).order
         True
         """
-        value = -self.value if self.metric.removeprefix("test_") in LARGER_IS_BETTER else self.value
+        value = -self.value if METRICS[self.metric].larger_is_better else self.value
         return (OK, EXTRAPOLATED, DIVERGED).index(self.status), value if math.isfinite(value) else math.inf
 
     def lead_over(self, other: "Outcome") -> float:

@@ -18,15 +18,7 @@ from noisecast.table import COLUMNS, EXTRAPOLATED, METRICS, table_from
 
 __all__ = ["Compose", "Price", "Public", "RepeatSelect", "Selection", "select"]
 
-# Whether more is better, of the metrics that tell the better of two models; the same on test examples.
-MORE_IS_BETTER = {
-    "loss": False,
-    "rmse": False,
-    "gradient_norm": False,
-    "accuracy": True,
-    "recall_at_5": True,
-    "micro_f1": True,
-}
+SCORES = {name for name, metric in METRICS.items() if metric.larger_is_better is not None}
 _NAMES = [column.name for column in COLUMNS]
 SETTINGS = _NAMES[: _NAMES.index("runner")]  # the scenario's own columns
 
@@ -90,7 +82,7 @@ def select(
 
     Args:
       table: of the whole sweep (`noisecast.table`).
-      metric: the score: one of MORE_IS_BETTER, or its test_ form.
+      metric: the score: one that tells the better of two models (`Metric.larger_is_better`).
       price: Public(reason), Compose() or RepeatSelect(trials); there is no default.
       ledger: all that the sweep ran (`noisecast.sweeps.ledger`); may be left out for Public.
       problem: of a sweep of several, by name.   runner: whose answers are compared.
@@ -144,8 +136,8 @@ def _check_request(metric: str, price: Price, last_epochs: float) -> None:
             "compose (Compose(): every run is counted) or repeat_select (RepeatSelect(trials): the best of a random "
             f"number of trials); got {price!r}."
         )
-    if metric not in METRICS or metric.removeprefix(HELD_OUT) not in MORE_IS_BETTER:
-        known = sorted(name for name in METRICS if name.removeprefix(HELD_OUT) in MORE_IS_BETTER)
+    if metric not in SCORES:
+        known = sorted(SCORES)
         raise ValueError(f"Expected a metric that tells the better model ({', '.join(known)}), got {metric}.")
     if not 0 <= last_epochs < math.inf:
         raise ValueError(f"Expected a finite last_epochs >= 0, got {last_epochs}.")
@@ -167,7 +159,7 @@ def _scores(table: pd.DataFrame, metric: str, runner: str, last_epochs: float) -
         there = ", ".join(sorted(set(table["runner"]))) or "none"
         raise ValueError(f"Expected a runner that the sweep asked, {there}, got '{runner}'.")
     if metric not in set(rows["metric"]):
-        scores = (each for each in set(rows["metric"]) if each.removeprefix(HELD_OUT) in MORE_IS_BETTER)
+        scores = SCORES & set(rows["metric"])
         there = ", ".join(sorted(scores)) or "no score"
         raise ValueError(f"Expected {metric} among what the runner {runner} recorded, got {there}; choose from these.")
     rows = rows.loc[_is_late(rows, last_epochs)]
@@ -203,7 +195,7 @@ def _ranked(runs: pd.DataFrame, keys: list[str], metric: str) -> pd.DataFrame:
     ]
     if cells.empty:
         raise ValueError("Expected a cell that has not diverged, got none: there is nothing to choose, so no model.")
-    sign = -1 if MORE_IS_BETTER[metric.removeprefix(HELD_OUT)] else 1
+    sign = -1 if METRICS[metric].larger_is_better else 1
     cells = cells.reset_index().assign(order=sign * cells["value"].to_numpy())
     return cells.sort_values(["order", *keys], kind="stable", ignore_index=True).drop(columns="order")
 
