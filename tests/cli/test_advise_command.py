@@ -191,3 +191,17 @@ def test_other_ways_to_ask_are_handed_on(folder, run, monkeypatch):
     scenarios, budgets, spent, as_json, account = called[1]
     assert [each.optimizer.name for each in scenarios] == ["DP-SGD", "DP-SignSGD", "DP-Adam"]
     assert (budgets, spent, as_json, account) == ([1.0, 2.0], 0.1, False, None)
+
+
+def test_a_loss_of_exactly_0_is_shown():
+    """Data that one column separates: whatever is divided by the loss is left out."""
+    from types import SimpleNamespace
+
+    from noisecast.cli.accuracy import _trained
+    from noisecast.cli.advise import _banded
+
+    for half in (0.0, 0.1):
+        assert _banded(SimpleNamespace(outcome=SimpleNamespace(value=0.0, status="ok"), half_width=half)).startswith(
+            "0"
+        )
+    assert _trained({"num_diverged": 0, "trained_mean": 0.0, "trained_sem": 0.0, "num_seeds": 3}) == "0"

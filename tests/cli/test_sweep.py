@@ -9,7 +9,9 @@ import pytest
 
 from noisecast.cli import main
 from noisecast.cli import sweep as sweep_command
+from noisecast.cli.answer import loss_cell, summaries
 from noisecast.sweeps import Store
+from noisecast.table import table_from
 
 SWEEP = """
 num_steps = 40
@@ -243,3 +245,26 @@ def test_an_epsilon_of_known_noise_is_not_shown_as_the_runs(run, folder):
 
 def test_a_choice_by_training_loss_has_no_guarantee(run, swept):
     assert run("select", "store", "--metric", "loss", "--price", "compose", "--json")["epsilon_of_procedure"] == "inf"
+
+
+def end_rows(runner: str) -> list[dict]:
+    """Of one run: the start, where the formula holds, and the end, where it is extrapolated."""
+    about = {
+        "scenario": "s", "problem": "p", "optimizer": "DP-SGD", "learning_rate": 1.0, "noise_multiplier": 1.0,
+        "l2_clip_norm": 1.0, "sampling_probability": 0.1, "expected_batch_size": 10.0, "num_steps": 100,
+        "epsilon": 1.0, "nominal_epsilon": 1.0, "target_delta": 1e-5, "runner": runner, "seed": None, "metric": "loss",
+    }  # fmt: skip
+    return [
+        about | {"step": 0, "value": 0.69, "status": "ok"},
+        about | {"step": 100, "value": 0.12, "status": "extrapolated"},
+    ]
+
+
+def test_the_end_of_an_extrapolated_forecast_is_its_end_and_says_so():
+    """Not its start, which held."""
+    (found,) = summaries(table_from(end_rows("moments")), "loss")
+    assert (found["step"], found["mean"], found["status"]) == (100, 0.12, "extrapolated")
+    assert loss_cell(found) == "~0.12"
+    (found,) = summaries(table_from(end_rows("closed_form")), "loss")  # a formula says nothing beyond its range
+    assert (found["step"], found["mean"], found["status"]) == (0, 0.69, "ok")
+    assert loss_cell(found) == "0.69 at 0"

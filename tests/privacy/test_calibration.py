@@ -105,3 +105,9 @@ def test_the_search_ends_soon_where_epsilons_jump(excess, start, slope):
     found = calibration._least_noise(counted, lambda log_z: slope * (log_z - math.log(start)) - 1e-9, 1.0)
     assert excess(found) <= 0 < excess(0.99 * found)
     assert len(set(evaluated)) <= 40
+
+
+@pytest.mark.parametrize("delta", [0.0, -1.0, 1.0, math.nan])
+def test_a_delta_that_is_none(delta):
+    with pytest.raises(ValueError, match="Expected 0 < target_delta < 1"):
+        calibrate_noise_multiplier(gaussian(0.0, Poisson(0.1, 8)), target_epsilon=1.0, target_delta=delta, num_steps=10)

@@ -255,7 +255,8 @@ def _cells_shown(cells: Any) -> Table:
 def _trained(row: dict[str, Any]) -> str:
     if row["num_diverged"]:
         return f"{row['num_diverged']}/{row['num_seeds'] + row['num_diverged']} diverged"
-    return f"{number(row['trained_mean'], 4)} ±{100 * row['trained_sem'] / abs(row['trained_mean']):.1f}%"
+    mean = row["trained_mean"]
+    return number(mean, 4) + (f" ±{100 * row['trained_sem'] / abs(mean):.1f}%" if mean else "")
 
 
 def _summary_shown(summaries: dict[str, dict[str, Any]]) -> Table:

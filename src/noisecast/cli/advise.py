@@ -364,7 +364,7 @@ def _banded(prediction: Any) -> str:
     if half <= 0:
         return mark + number(value, 4)
     decimals = min(6, max(0, 1 - math.floor(math.log10(half))))
-    if abs(value) < 1e-2 or abs(value) >= 1e4:
+    if value and (abs(value) < 1e-2 or abs(value) >= 1e4):
         return f"{mark}{value:.2g} ±{half / abs(value):.0%}"
     return f"{mark}{value:.{decimals}f} ±{half:.{decimals}f}"
 

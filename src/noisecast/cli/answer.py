@@ -17,11 +17,11 @@ from noisecast.files import written_whole
 from noisecast.optimizers import CONSTANT
 from noisecast.privacy.accounting import epsilon_text, noise_text, warnings_for
 from noisecast.question import Question
+from noisecast.runners import Moments, refusals
 from noisecast.runners import answer as ask
-from noisecast.runners import refusals
 from noisecast.scenario import Scenario
 from noisecast.scenario_file import read_scenario_file
-from noisecast.table import EXTRAPOLATED, write_table
+from noisecast.table import EXTRAPOLATED, OK, write_table
 
 SETTINGS = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "nominal_epsilon")
 
@@ -94,18 +94,23 @@ def write(table: pd.DataFrame, output: Path | None, figure: Path | None) -> None
 
 
 def summaries(table: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
-    """A metric at the end, by scenario and runner: step, mean, 95 % half-width, seeds; NaN as None.
+    """A metric at the end, by scenario and runner: step, mean, 95 % half-width, seeds, status; NaN as None.
 
-    The end is the last step; of a formula the last one recorded where it holds.
+    The end is the last step; of a formula the last one recorded where it holds. A forecast is there to its end, and
+    says that it is extrapolated.
     """
-    holding = table.loc[(table["status"] != EXTRAPOLATED) & (table["metric"] == metric)]
+    holds = (table["status"] != EXTRAPOLATED) | (table["runner"] == Moments.name)
+    holding = table.loc[holds & (table["metric"] == metric)]
     last = holding.groupby(["scenario", "runner"])["step"].transform("max")
     settings = {row["scenario"]: row for row in table.drop_duplicates("scenario").to_dict("records")}
-    found = []
-    for row in scenario_picture.data(holding.loc[holding["step"] == last], metric).to_dict("records"):
+    ends, found = holding.loc[holding["step"] == last], []
+    loose = set(ends.loc[ends["status"] == EXTRAPOLATED, ["scenario", "runner"]].itertuples(index=False, name=None))
+    ends = ends.assign(status=ends["status"].where(ends["status"] != EXTRAPOLATED, OK))
+    for row in scenario_picture.data(ends, metric).to_dict("records"):
         kept = {name: row[name] for name in ("scenario", "runner", "mean", "num_steps")}
         kept |= {name: int(row[name]) for name in ("step", "num_seeds", "num_diverged")}
         kept["half_width"] = row["high"] - row["mean"]
+        kept["status"] = EXTRAPOLATED if (row["scenario"], row["runner"]) in loose else OK
         kept |= {name: settings[row["scenario"]][name] for name in SETTINGS}
         found.append({name: _plain(value) for name, value in kept.items()})
     return found
@@ -120,6 +125,8 @@ def _table(losses: list[dict[str, Any]], question: Question) -> Table:
     caption += f"ε at delta {first.target_delta:g}."
     if any(loss["step"] < loss["num_steps"] for loss in losses):
         caption += ' "At": the last recorded step where the formula holds.'
+    if any(loss["status"] == EXTRAPOLATED for loss in losses):
+        caption += " ~: extrapolated, a forecast outside the range in which it is known to hold."
     if any(loss["nominal_epsilon"] is not None for loss in losses):
         caption += " Nominal ε is the paper's formula, not a guarantee."
     table = Table(
@@ -162,7 +169,7 @@ def loss_cell(loss: dict[str, Any] | None) -> str:
     """A mean with its interval, for a table."""
     if loss is None:
         return number(None)
-    text = number(loss["mean"], 3)
+    text = ("~" if loss["status"] == EXTRAPOLATED else "") + number(loss["mean"], 3)
     if loss["step"] < loss["num_steps"]:
         text += f" at {loss['step']:,}"
     if loss["num_diverged"]:

@@ -14,7 +14,7 @@ from noisecast.cli.unfinished import why_unfinished
 from noisecast.files import why_unwritable, written_whole
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.sweeps import Store
-from noisecast.table import write_table
+from noisecast.table import OK, write_table
 
 ROWS_SHOWN = 50
 
@@ -84,9 +84,12 @@ def _for_a_screen(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
         "problem": "problem", "runner": "runner", "optimizer": "optimizer", "learning_rate": "rate",
         "l2_clip_norm": "clip", "noise_multiplier": "noise", "expected_batch_size": "batch", "epsilon": "ε",
         "mean": metric.replace("_", " "), "half_width": "± 95 %", "num_seeds": "seeds", "num_diverged": "diverged",
+        "status": "status",
     }  # fmt: skip
     if not any(shown["num_diverged"].tolist()):
         del names["num_diverged"]
+    if set(shown["status"].tolist()) == {OK}:
+        del names["status"]
     for name in ("problem", "runner", "expected_batch_size"):
         if len(set(shown[name].tolist())) < 2:
             del names[name]

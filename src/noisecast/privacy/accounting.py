@@ -83,7 +83,7 @@ def epsilon_spent(
     (2.79, 'PLD', 1.715)
     """
     mechanism.dp_event(num_steps)  # checks num_steps
-    _check_delta(target_delta)
+    check_delta(target_delta)
     z, sampler = mechanism.noise_multiplier, mechanism.sampler
     spent = _spent(z, sampler, mechanism.adjacency, int(num_steps), float(target_delta), float(time_limit_s))
     return replace(spent, details=dict(spent.details))
@@ -153,7 +153,7 @@ def epsilon_curve(mechanism: SampledGaussian, steps: ArrayLike, target_delta: fl
     >>> epsilon_curve(mechanism, [0, 390, 39_000], 1e-5).round(2).tolist()
     [0.0, 0.84, 3.03]
     """
-    _check_delta(target_delta)
+    check_delta(target_delta)
     return epsilons_by_rdp(mechanism, np.atleast_1d(np.asarray(steps)), target_delta)
 
 
@@ -226,7 +226,7 @@ def nominal_epsilon(
         raise ValueError(f"Expected noise_multiplier > 0, got {noise_multiplier}.")
     if not 0 < sampling_probability <= 1:
         raise ValueError(f"Expected 0 < sampling_probability <= 1, got {sampling_probability}.")
-    _check_delta(target_delta)
+    check_delta(target_delta)
     return optimal.nominal_epsilon(
         noise_multiplier, sampling_probability=sampling_probability, num_steps=num_steps, target_delta=target_delta
     )
@@ -240,7 +240,7 @@ def warnings_for(mechanism: SampledGaussian, *, target_delta: float) -> list[str
     >>> warnings_for(mechanism, target_delta=1e-5)
     []
     """
-    _check_delta(target_delta)
+    check_delta(target_delta)
     sentences = []
     n = mechanism.sampler.num_examples
     if n is not None and target_delta >= 1 / n:
@@ -253,7 +253,7 @@ def warnings_for(mechanism: SampledGaussian, *, target_delta: float) -> list[str
     return sentences
 
 
-def _check_delta(target_delta: float) -> None:
+def check_delta(target_delta: float) -> None:
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
 

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from noisecast.privacy.accounting import epsilon_spent, epsilons_by_rdp
+from noisecast.privacy.accounting import check_delta, epsilon_spent, epsilons_by_rdp
 from noisecast.privacy.mechanism import SampledGaussian
 
 LOG_MULTIPLIERS = (math.log(1e-3), math.log(1e6))  # where calibration looks
@@ -43,6 +43,7 @@ def calibrate_noise_multiplier(
         raise ValueError(f"Expected a finite target_epsilon > 0, got {target_epsilon}.")
     if num_steps < 1:
         raise ValueError(f"Expected num_steps >= 1, got {num_steps}.")
+    check_delta(target_delta)
 
     @cache
     def excess(z: float) -> float:

@@ -39,9 +39,9 @@ from noisecast.privacy.accounting import (
     NONE,
     RDP,
     PrivacySpent,
-    _check_delta,
     _smaller_bound,
     _Step,
+    check_delta,
 )
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.renyi import ORDERS, SampledPair
@@ -93,7 +93,7 @@ def composed_epsilon(
     0.21
     0.22
     """
-    _check_delta(target_delta)
+    check_delta(target_delta)
     if order is not None and not 1 < order <= ALL_ORDERS[-1]:
         raise ValueError(f"Expected an order between 1 and {ALL_ORDERS[-1]:,}, got {order}; see settled_order.")
     adjacency = _common_adjacency([run.mechanism for run in runs])
@@ -129,7 +129,7 @@ def settled_order(mechanism: SampledGaussian, *, epsilon: float, delta: float) -
     >>> [round(settled_order(mechanism, epsilon=epsilon, delta=1e-5), 1) for epsilon in (0.5, 1, 8)]
     [32.0, 18.0, 3.9]
     """
-    _check_delta(delta)
+    check_delta(delta)
     if not 0 < epsilon < math.inf:
         raise ValueError(f"Expected 0 < epsilon < inf, got {epsilon}.")
     if mechanism.noise_multiplier == 0:
@@ -314,7 +314,7 @@ def repeat_select_epsilon(cells: Sequence[Cell], *, trials: TrialDistribution, t
     """
     from dp_accounting.rdp.rdp_privacy_accountant import _compute_rdp_repeat_and_select, compute_epsilon
 
-    _check_delta(target_delta)
+    check_delta(target_delta)
     adjacency = _common_adjacency([mechanism for mechanism, _ in cells])
     for mechanism, num_steps in cells:
         mechanism.dp_event(num_steps)  # checks num_steps

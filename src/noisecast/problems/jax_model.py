@@ -1,7 +1,7 @@
 """Any JAX loss over a pytree of parameters: Flax, Equinox or a plain function, clipped example by example."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -29,9 +29,9 @@ PyTree = Any
 class JaxModel:
     """Mean over examples of loss(params, example). Made by `jax_model`."""
 
-    train: PyTree
-    test: PyTree | None
-    start: Array
+    train: PyTree = field(repr=False)
+    test: PyTree | None = field(repr=False)
+    start: Array = field(repr=False)
     example_loss: Callable[[PyTree, PyTree], Array]
     example_is_correct: Callable[[PyTree, PyTree], Array] | None
     unravel: Callable[[Array], PyTree]

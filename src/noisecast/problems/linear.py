@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -175,16 +175,16 @@ def _likelihood_named(name: str) -> Likelihood:
 @partial(jax.tree_util.register_dataclass, data_fields=["rows", "labels"], meta_fields=[])
 @dataclass(frozen=True)
 class Labelled:
-    rows: DenseRows | SparseRows  # in compiled code the latter are padded
-    labels: Array
+    rows: DenseRows | SparseRows = field(repr=False)  # in compiled code the latter are padded
+    labels: Array = field(repr=False)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows", "labels", "mask"], meta_fields=[])
 @dataclass(frozen=True)
 class Batch:
-    rows: DenseRows | PaddedRows
-    labels: Array
-    mask: Array
+    rows: DenseRows | PaddedRows = field(repr=False)
+    labels: Array = field(repr=False)
+    mask: Array = field(repr=False)
 
 
 @partial(
@@ -206,8 +206,8 @@ class LinearModel:
     (650, 2.30...)
     """
 
-    train: Labelled
-    test: Labelled | None
+    train: Labelled = field(repr=False)
+    test: Labelled | None = field(repr=False)
     likelihood: Likelihood
     num_outputs: int
     name: str

@@ -1,7 +1,7 @@
 """Matrix factorisation: a rating as an inner product of a user's row and an item's row, clipped in closed form."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -30,9 +30,9 @@ class RatedPairs:
       labels: rating - center; (n,) float32.
     """
 
-    users: Array
-    items: Array
-    labels: Array
+    users: Array = field(repr=False)
+    items: Array = field(repr=False)
+    labels: Array = field(repr=False)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["pairs", "mask"], meta_fields=[])
@@ -56,9 +56,9 @@ class MatrixFactorization:
     2 w |e| sqrt(|x_u|^2 + |x_i|^2) and no per-example gradient is ever formed. `matrix_factorization` makes one.
     """
 
-    train: RatedPairs
-    test: RatedPairs | None
-    start: Array
+    train: RatedPairs = field(repr=False)
+    test: RatedPairs | None = field(repr=False)
+    start: Array = field(repr=False)
     num_users: int
     num_items: int
     dim: int

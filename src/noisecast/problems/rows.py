@@ -1,6 +1,6 @@
 """Feature rows of a data set, dense or sparse: the four products that linear models are made of."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -28,8 +28,8 @@ class DenseRows:
       squared_norms: |x_i|^2, rounded up; (n,).
     """
 
-    values: Array
-    squared_norms: Array
+    values: Array = field(repr=False)
+    squared_norms: Array = field(repr=False)
 
     @property
     def num_features(self) -> int:
@@ -65,10 +65,10 @@ class SparseRows:
       num_features: p.
     """
 
-    starts: np.ndarray
-    indices: np.ndarray
-    values: np.ndarray
-    squared_norms: np.ndarray
+    starts: np.ndarray = field(repr=False)
+    indices: np.ndarray = field(repr=False)
+    values: np.ndarray = field(repr=False)
+    squared_norms: np.ndarray = field(repr=False)
     num_features: int
 
     @cached_property
@@ -116,9 +116,9 @@ class PaddedRows:
       num_features: p.
     """
 
-    indices: Array
-    values: Array
-    squared_norms: Array
+    indices: Array = field(repr=False)
+    values: Array = field(repr=False)
+    squared_norms: Array = field(repr=False)
     num_features: int
 
     def take(self, indices: Array) -> "PaddedRows":

@@ -11,7 +11,7 @@ from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RUNNER_LAB
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.protocols import CELL, Score, cells, ranked
 from noisecast.report.answers import SHAPE, ordered
-from noisecast.table import COLUMNS, DIVERGED, METRICS
+from noisecast.table import COLUMNS, DIVERGED, EXTRAPOLATED, METRICS
 
 MOST_CELLS = 12_000
 MOST_NUMBERS = 60_000  # of the ends, and again of the curves: some 8 bytes each, so that a page stays below 2 MB
@@ -27,7 +27,7 @@ def chart_data(table: pd.DataFrame, score: Score) -> dict[str, Any]:
     Returns: problems with their shapes (batch size, steps) and levels; cells as rows [problem, shape, runner,
       optimizer, level, learning rate, clip norm, seeds, diverged, place]; ends: by metric, [value, half of the 95 %
       interval] of each cell; curves: by metric and cell, rows [step, value, half]; names, colours, lines and labels;
-      left_out, how many cells were too many for a page.
+      left_out, how many cells were too many for a page; extrapolated, the numbers of cells that are.
     """
     everything: Any = ranked(table, score)
     # Of a store too large for a page the best cells of each contest.
@@ -64,6 +64,7 @@ def chart_data(table: pd.DataFrame, score: Score) -> dict[str, Any]:
         ],
         "problems": problems,
         "cells": rows,
+        "extrapolated": [i for i, status in enumerate(found["status"]) if status == EXTRAPOLATED],
         "ends": {name: _ends(table, name, number) for name in metrics},
         "curves": _curves(table, metrics, found, number),
     }  # fmt: skip

@@ -3,6 +3,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const number = (value) => (value === "inf" ? Infinity : value);
+const EXTRAPOLATED = new Set(DATA.extrapolated || []); // numbers of cells
 // A cell is a row of these.
 const [PROBLEM, SHAPE, RUNNER, OPTIMIZER, LEVEL, RATE, CLIP, SEEDS, DIVERGED, PLACE] = Array(10).keys();
 
@@ -95,8 +96,8 @@ function storePage() {
       if (i === undefined || !Number.isFinite(number(level.epsilon))) return [];
       const cell = DATA.cells[i], end = DATA.ends[state.metric][i];
       if (!end && !cell[DIVERGED]) return [];
-      const note = `rate ${brief(cell[RATE])}, clip ${brief(cell[CLIP])}`;
-      return [{ x: number(level.epsilon), z: level.z, y: end ? end[0] : null, half: end ? end[1] : null, one: cell[SEEDS] === 1, note }];
+      const note = `rate ${brief(cell[RATE])}, clip ${brief(cell[CLIP])}${EXTRAPOLATED.has(i) ? ", extrapolated" : ""}`;
+      return [{ x: number(level.epsilon), z: level.z, y: end ? end[0] : null, half: end ? end[1] : null, one: cell[SEEDS] === 1, note, loose: EXTRAPOLATED.has(i) }];
     });
   }
 
@@ -124,7 +125,13 @@ function storePage() {
     const how = { best: `each optimizer with its best settings at each ε, chosen by ${DATA.metrics[DATA.metric].label}`,
       kept: `each optimizer with the settings that are best at ε = ${shape().levels[state.kept].text}, kept at every ε`,
       hand: "the settings of the sliders" }[state.mode];
-    $("ends-say").textContent = `Shown: ${how}.${state.mode === "best" ? "" : " Pale: re-tuned at each ε."} Batch size ${brief(shape().batch)}, ${shape().steps.toLocaleString("en")} steps.${DATA.left_out ? ` ${DATA.left_out.toLocaleString("en")} of the worse settings are left out to keep the page small.` : ""}`;
+    $("ends-say").textContent = `Shown: ${how}.${state.mode === "best" ? "" : " Pale: re-tuned at each ε."} Batch size ${brief(shape().batch)}, ${shape().steps.toLocaleString("en")} steps.${looseWords(shown)}${DATA.left_out ? ` ${DATA.left_out.toLocaleString("en")} of the worse settings are left out to keep the page small.` : ""}`;
+  }
+
+  // What a forecast says outside the range in which it is known to hold is drawn, and said to be so.
+  function looseWords(shown) {
+    const loose = shown.flatMap((s) => s.points).filter((p) => p.loose).length;
+    return loose ? ` ${loose} of the forecasts shown ${loose === 1 ? "is" : "are"} extrapolated: outside the range in which forecasts are known to hold.` : "";
   }
 
   // The same rule as thresholds.py: a change of the better one between two levels, interpolated in log z and log ε.
@@ -175,8 +182,16 @@ function storePage() {
       xText: (x) => `step ${x.toLocaleString("en")}`,
     });
     const settings = DATA.optimizers.map((optimizer, o) => {
-      const i = cellAt(shown.length ? shown[0].runner : 0, o, state.level);
-      return i === undefined ? null : `${optimizer.name} at rate ${brief(DATA.cells[i][RATE])}`;
+      // Each runner has its own best settings.
+      const its = DATA.runners.flatMap((runner, r) => {
+        const i = cellAt(r, o, state.level);
+        if (i === undefined) return [];
+        const name = runner.name === "moments" ? "forecast" : runner.name;
+        return [[brief(DATA.cells[i][RATE]), EXTRAPOLATED.has(i) ? `${name}, extrapolated` : name]];
+      });
+      if (!its.length) return null;
+      const same = its.every(([rate, name]) => rate === its[0][0] && !name.includes(","));
+      return `${optimizer.name} at rate ${same ? its[0][0] : its.map(([rate, name]) => `${rate} (${name})`).join(" and ")}`;
     }).filter((text) => text);
     $("curves-say").textContent = `At ε = ${level.text}: ${settings.join(", ")}.${missing ? " Curves of some of these settings are left out to keep the page small." : ""}`;
   }

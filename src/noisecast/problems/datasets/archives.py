@@ -10,7 +10,7 @@ import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -183,9 +183,9 @@ class Ratings:
     2
     """
 
-    user: np.ndarray
-    item: np.ndarray
-    rating: np.ndarray
+    user: np.ndarray = field(repr=False)
+    item: np.ndarray = field(repr=False)
+    rating: np.ndarray = field(repr=False)
     num_users: int
     num_items: int
 

@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -52,8 +52,8 @@ class Dataset:
     """
 
     name: str
-    features: Features
-    labels: np.ndarray
+    features: Features = field(repr=False)
+    labels: np.ndarray = field(repr=False)
     label_names: tuple[str, ...]
 
     def __post_init__(self):
