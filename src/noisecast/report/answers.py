@@ -98,8 +98,14 @@ def verdict(found: list[Answer]) -> str:
     if not runs:
         return "Nothing is best: every run diverged."
     winners = [str(each.best["optimizer"]) for each in runs]
+    unsure = sum(bool(each.not_told_apart) for each in runs)
     if len(runs) == 1:
-        return f"{winners[0]} is best at ε = {shown_epsilon(runs[0].epsilon)}."
+        at = f"at ε = {shown_epsilon(runs[0].epsilon)}"
+        return (
+            f"{winners[0]} has the best mean {at}; another may be as good." if unsure else f"{winners[0]} is best {at}."
+        )
+    if len(set(winners)) == 1 and unsure:
+        return f"{winners[0]} has the best mean at every ε; at {unsure} of {len(runs)} another may be as good."
     if len(set(winners)) == 1:
         return f"{winners[0]} is best at every ε."
     # An optimizer that nothing beats for sure is the simplest advice.
