@@ -13,7 +13,7 @@ from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenar
 from noisecast.problems.datasets import Dataset, bundled, label_sets
 from noisecast.problems.linear import MULTI_LABEL_MEAN
 from noisecast.runners import Training
-from noisecast.runners.moments import Moments, multi_output
+from noisecast.runners.moments import Moments, multi_output, output_examples
 
 SEED_DATA, SEED_RUNS = 671_001, 671_100
 N, P, M, B = 800, 40, 6, 20
@@ -202,3 +202,39 @@ def test_it_handles_models_with_several_outputs_only():
     binary = linear_model(Dataset("two", features(True), np.arange(N, dtype=np.int32) % 2, ("a", "b")))
     assert multi_output.handles(softmax_problem()) and multi_output.handles(multi_label_problem(MULTI_LABEL_MEAN))
     assert not multi_output.handles(binary)
+
+
+def pixels(side: int):
+    """The digits in -1 .. 1, as bounds scale them: most pixels are near -1, so that they move together.
+
+    Args:
+      side: pixels along a picture's side; a multiple of 8.
+    """
+    data = bundled("digits")[0]
+    share = data.features.reshape(-1, 8, 8) / data.features.max()
+    large = np.kron(share, np.ones((1, side // 8, side // 8))).reshape(len(share), -1)
+    noisy = large + 0.1 * np.random.default_rng(SEED_DATA + 3).standard_normal(large.shape)
+    return linear_model(dataclasses.replace(data, features=(2 * np.clip(noisy, 0, 1) - 1).astype(np.float32)))
+
+
+def of_pixels(side: int) -> Scenario:
+    return asked(pixels(side), DPAdam(learning_rate=0.02), 300, noise_multiplier=0.75, l2_clip_norm=1.0)
+
+
+def test_columns_that_move_together_are_forecast_together(monkeypatch):
+    """All 64 have a covariance, though 500 weights divided by ten classes would be 50 of them."""
+    scenario = of_pixels(8)
+    values = trained(scenario, [], 12)
+    mean, error = (part()["loss"].loc[300].item() for part in (values.mean, values.sem))
+    found = forecast(scenario, [])
+    assert not found.reasons and abs(found.metrics["loss"][-1] - mean) < 0.03 * mean + 2 * error
+    monkeypatch.setattr(output_examples, "MOST_WEIGHTS_OF_ALL", 0)
+    apart = forecast(scenario, [])
+    assert apart.metrics["loss"][-1] > 1.06 * mean + 2 * error
+    assert "move together" in " ".join(apart.reasons)
+
+
+def test_where_they_are_too_many_it_says_so():
+    found = forecast(of_pixels(24), [], subsample=300, time_steps=12)
+    assert "Columns beyond the 50 with a full covariance move together" in " ".join(found.reasons)
+    assert found.extrapolated[-1]

@@ -43,6 +43,9 @@ LARGEST_GROWTH = 1.2  # of the mean gradient within half a time step: beyond it 
 LARGEST_BEND = 0.15
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot
 NOISE_ALONE = 0.8  # of the loss, that fluctuations of the weights make: beyond it a trained loss is far lower
+# Where columns without covariances move together the loss comes out too high, by so many times the share of it that is
+# of them (2 to 3, of pixels); beyond which part of itself that is said.
+TIMES_TOGETHER, TOGETHER = 2.5, 0.05
 NUMBERS_IN_SAMPLES = 8_000_000  # that many, divided by the weights, are the pairs of samples of them, 4 to 64
 ROWS_OF_SAMPLES = 4_000  # examples on which those samples' losses are looked at
 LOGITS_OF_GRADIENTS = 10_000_000  # that many, divided by examples times outputs, are the pairs that ask for gradients
@@ -136,6 +139,7 @@ class _MultiOutputSolve:
         self.batch_shapes = self._batch_shapes() if self.closure.feels_shape else None
         self.steepest, self.direction, self.halvings = 0.0, None, 0
         self.first_loss, self.has_risen, self.is_noise_alone, self.is_fitted = math.inf, False, False, False
+        self.of_columns_together = 0.0  # share of the loss, about
 
     def _batch_shapes(self) -> list[BatchShape | None] | None:
         """Of every output."""
@@ -161,10 +165,13 @@ class _MultiOutputSolve:
             if step in record_at:
                 metrics = self._metrics(at, field)
                 optimism, subsample_error = self._subsample_effect(at, field)
-                self.is_noise_alone = self._is_noise_alone(at, field)
+                of_noise = self._share_of_noise(at, field)
+                self.is_noise_alone = of_noise > NOISE_ALONE and self.outputs.is_coupled and self.num_outputs > 2
+                self.of_columns_together = TIMES_TOGETHER * of_noise * self._share_of_columns_together(at)
                 metrics |= {"loss": metrics["loss"] + optimism}
                 self.is_fitted = metrics["loss"] < FITTED * self.first_loss
-                recorded[step] = metrics, beyond or self.is_noise_alone or self.is_fitted
+                is_loose = self.is_noise_alone or self.is_fitted or self.of_columns_together > TOGETHER
+                recorded[step] = metrics, beyond or is_loose
             if end is not None and at.is_finite:
                 self.halvings = 0 if beyond else halvings  # what explodes bends at any length
                 at = self._advance(at, field, step, end - step)
@@ -448,17 +455,25 @@ class _MultiOutputSolve:
         self.steepest = max(self.steepest, self.learning_rate * curvature)
         return self.has_risen or self.steepest > LARGEST_STEP
 
-    def _is_noise_alone(self, at: _Weights, field: _Field) -> bool:
-        """Whether most of the loss would be gone without fluctuations, which are independent here between outputs.
+    def _share_of_noise(self, at: _Weights, field: _Field) -> float:
+        """Share of the loss that would be gone without fluctuations.
 
-        Two outputs are forecast as they are: only their difference counts (`OutputLaw.gauge`).
+        They are independent here between outputs; two outputs of a softmax are forecast as they are, as only their
+        difference counts (`OutputLaw.gauge`).
         """
-        if not self.outputs.is_coupled or self.num_outputs == 2 or not at.is_finite:
-            return False
+        if not at.is_finite:
+            return 0.0
         logits = self.rows.dot(at.mean)
         _, normaliser = self.outputs.probabilities(logits)
         without = float(normaliser.mean() - np.einsum("ij,ij->i", logits, self.rows.targets).mean())
-        return without < (1 - NOISE_ALONE) * float(field.expectations.loss.mean())
+        loss = float(field.expectations.loss.mean())
+        return 1 - self.outputs.scale(self.num_outputs) * without / loss if loss > 0 else 0.0
+
+    def _share_of_columns_together(self, at: _Weights) -> float:
+        """Share of the logits' variance that is forecast as of independent weights, and is not."""
+        _, variance = self._logits(self.few, at, 1.0)
+        rest = self.few.rest_variance(at.variance)
+        return self.rows.together * float(rest.mean()) / max(float(variance.mean()), 1e-30)
 
     def _subsample_effect(self, at: _Weights, field: _Field) -> tuple[float, float]:
         """What fewer examples take from the loss, and the share of it that stays unknown: see `logistic`."""
@@ -485,6 +500,12 @@ class _MultiOutputSolve:
             reasons.append(
                 f"Fluctuations of the weights make more than {NOISE_ALONE:.0%} of the loss. They are taken to be "
                 "independent from output to output; the loss is likely more than a tenth too high."
+            )
+        if self.of_columns_together > TOGETHER:
+            reasons.append(
+                f"Columns beyond the {self.split - 1} with a full covariance move together and are taken for "
+                f"independent: the loss is likely about {self.of_columns_together:.0%} too high. Centre the columns, "
+                "or use fewer."
             )
         if self.examples.held_out is not None:
             reasons.append(f"Computed from {self.rows.num_examples:,} of {self.examples.num_all:,} training examples.")

@@ -1,5 +1,6 @@
 """The rows of a linear model with several outputs as a forecast reads them."""
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,11 @@ LAWS: tuple[tuple[Likelihood, OutputLaw], ...] = (
     (MULTI_LABEL, INDEPENDENT_OUTPUTS),
     (MULTI_LABEL_MEAN, MEAN_OF_OUTPUTS),
 )
+MOST_IN_PAIRS = 1000  # examples that say how far columns move together
 MOST_LOGITS = 2_500_000  # examples times outputs; more examples are left out
 MOST_BLOCK_WEIGHTS = 500  # weights with covariances: that many, divided by the outputs, are the features in the block
+# Unless all fit: then none is left to variances, which know nothing of columns that move together, as pixels do.
+MOST_WEIGHTS_OF_ALL, MOST_PRODUCTS = 3000, 1_500_000_000  # examples times outputs times features^2, at every time step
 
 
 class OutputRows:
@@ -50,6 +54,21 @@ class OutputRows:
     def num_weights(self) -> int:
         """d, of one output."""
         return self.block.shape[1] + self.rest.shape[1]
+
+    @cached_property
+    def together(self) -> float:
+        """1 - sum_j M_jj^2/|M|^2 of the rest, M = E x x': 0 where its columns are uncorrelated, 1 where they are one.
+
+        |M|^2 = E (x'y)^2 over pairs of different examples.
+        """
+        few = self.rest[:: -(-self.num_examples // MOST_IN_PAIRS)]
+        squared = self.rest_squared[:: -(-self.num_examples // MOST_IN_PAIRS)]
+        products = few @ few.T
+        products = np.asarray(products.toarray() if scipy.sparse.issparse(products) else products, np.float64)
+        n = len(products)
+        whole = (float((products**2).sum()) - float((np.diag(products) ** 2).sum())) / max(n * (n - 1), 1)
+        apart = float((np.asarray(squared.sum(axis=0), np.float64) ** 2).sum()) / n**2
+        return max(0.0, 1 - apart / whole) if whole > 0 else 0.0
 
     def dot(self, weights: np.ndarray) -> np.ndarray:
         """x_i W; (n, m) from (d, m)."""
@@ -114,7 +133,7 @@ class OutputExamples(NamedTuple):
         features = matrix_of(problem.train, chosen)
         energy = scipy.sparse.csr_array(features).power(2).sum(axis=0)
         order = np.argsort(-np.asarray(energy), kind="stable")
-        num_block = min(num_full, MOST_BLOCK_WEIGHTS // m, problem.num_features)
+        num_block = _num_in_block(num_full, len(chosen), m, problem.num_features)
 
         def rows(data: Labelled, at: np.ndarray) -> OutputRows:
             return _split(matrix_of(data, at), data, at, order, num_block, m)
@@ -123,6 +142,13 @@ class OutputExamples(NamedTuple):
         held_out = rows(problem.train, others) if len(others) else None
         num_tests = 0 if problem.test is None else len(problem.test.labels)
         return cls(_split(features, problem.train, chosen, order, num_block, m), test, law, n, num_tests, held_out)
+
+
+def _num_in_block(asked: int, num_examples: int, num_outputs: int, num_features: int) -> int:
+    weights = num_outputs * num_features
+    if weights <= MOST_WEIGHTS_OF_ALL and num_examples * weights * num_features <= MOST_PRODUCTS:
+        return num_features
+    return min(asked, MOST_BLOCK_WEIGHTS // num_outputs, num_features)
 
 
 def _split(
