@@ -123,6 +123,7 @@ def load_model(path: str | Path) -> SavedModel:
     if not (path / "model.json").is_file():
         raise DataError(
             f"Expected a model directory written by `noisecast train` at {path}, found no model.json there."
+            + (" What `noisecast select` writes holds parameters alone." if (path / "parameters.npz").is_file() else "")
         )
     try:
         described = json.loads((path / "model.json").read_text(encoding="utf-8"))

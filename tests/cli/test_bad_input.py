@@ -287,3 +287,8 @@ def test_errors_of_our_own_keep_their_traceback(folder, monkeypatch):
 )
 def test_room_is_asked_for_where_room_is_lacking(error, said):
     assert _os_sentence(error).startswith(said)
+
+
+def test_a_needed_option_that_is_misspelt_is_named(capsys):
+    assert main(["train", "rows.csv", "--batchsize", "8"]) == 2
+    assert capsys.readouterr().err.startswith("Expected --batch-size, got --batchsize.")

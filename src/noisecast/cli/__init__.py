@@ -19,6 +19,7 @@ BAD_INPUT = 2
 INTERRUPTED = 128  # and the signal's number, as shells have it: 130 after Ctrl-C, 143 after `kill`
 SECONDS_BETWEEN_INTERRUPTS = 0.2
 HELP_FLAGS = {"--help", "-h"}
+ALIKE = 0.8  # of an option's name and what was typed for it
 
 app = App(
     name="noisecast",
@@ -170,7 +171,9 @@ def _usage_sentence(error: CycloptsError) -> str:
     command = " ".join(error.command_chain or ())
     sentence = " ".join(str(error).split())
     if isinstance(error, MissingArgumentError) and error.argument is not None and not error.argument.tokens:
-        sentence = f"Expected {error.argument.name}, got nothing."
+        given = [token.split("=")[0] for token in error.root_input_tokens or () if token.startswith("--")]
+        misspelt = difflib.get_close_matches(error.argument.name, given, n=1, cutoff=ALIKE)
+        sentence = f"Expected {error.argument.name}, got {misspelt[0] if misspelt else 'nothing'}."
     return f"{sentence} See: noisecast {command} --help"
 
 

@@ -253,7 +253,7 @@ class FixedSize(_DeclaredSizes):
             return None
         return (
             f"Expected adjacency {Adjacency.REPLACE_ONE} for fixed-size batches, got {adjacency}: such a batch "
-            "changes in two records when one is added; use REPLACE_ONE, or the Poisson sampler."
+            "changes in two records when one is added; use that adjacency, or the Poisson sampler."
         )
 
     def statement(self) -> str:

@@ -1,11 +1,12 @@
 """The columns of a table as numbers or texts; one sentence for the first cell that is not."""
 
 from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
 
 import numpy as np
 import pandas as pd
 
-from noisecast.problems.datasets.dataset import DataError, first_repeated, listed
+from noisecast.problems.datasets.dataset import MOST_LISTED, DataError, first_repeated, listed
 
 MOST_COLUMNS = 50_000  # of a table: each has a name, and takes memory beside its cells
 
@@ -48,7 +49,13 @@ def check_known(wanted: Sequence[str], columns: Collection[str], source) -> None
         return
     names = "', '".join(missing)
     expected = f"a column '{names}'" if len(missing) == 1 else f"columns '{names}'"
-    told = f"Expected {expected} in {source}, got the columns {listed(list(columns))}."
+    there = [str(name) for name in columns]
+    told = f"Expected {expected} in {source}, got the columns {listed(there)}."
+    close = get_close_matches(missing[0], there, n=1)
+    if close:
+        told += f" Is '{close[0]}' meant?"
+    elif len(there) > MOST_LISTED:  # labels often come last
+        told += f" The last is '{there[-1][:40]}'."
     separators = [separator for separator in ";|\t" if any(separator in str(name) for name in columns)]
     if separators:
         told += f" Its cells look separated by {separators[0]!r}; save it with commas, or with tabs as .tsv."

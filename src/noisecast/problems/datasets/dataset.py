@@ -17,6 +17,7 @@ import scipy.sparse as sp
 Features: TypeAlias = Any
 
 MAX_CLASSES = 10_000
+MOST_LISTED = 12  # names in a sentence
 
 
 class DataError(ValueError):
@@ -317,7 +318,7 @@ def _check_label_count(num_labels: int, sets: Sequence[set[str]], source: str) -
         )
 
 
-def listed(names: Sequence[str], most: int = 12) -> str:
+def listed(names: Sequence[str], most: int = MOST_LISTED) -> str:
     """Names for a sentence, cut where they would flood it.
 
     >>> listed(["a", "b", "c"], most=2)
