@@ -21,7 +21,7 @@ from noisecast.problems.problem import Problem
 from noisecast.question import Question
 from noisecast.runners import Runner
 from noisecast.scenario import Scenario
-from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
+from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK, steps_per_epoch
 
 # One contest: within it the cells (learning rate, clip norm) of an optimizer compete.
 CONTEST = ["problem", "expected_batch_size", "num_steps", "runner", "optimizer", "noise_multiplier"]
@@ -76,7 +76,7 @@ class Score:
         probability = scenario.mechanism.sampling_probability
         if probability is None:
             raise ValueError('Expected epochs for the score "last epochs", got a stream of examples; use "final".')
-        back = _epoch(probability) * np.arange(NUM_LAST_EPOCHS)
+        back = steps_per_epoch(probability) * np.arange(NUM_LAST_EPOCHS)
         return tuple(int(step) for step in sorted(scenario.num_steps - back) if step > 0)
 
 
@@ -356,14 +356,9 @@ def protocol_b(table: pd.DataFrame, score: Score) -> pd.DataFrame:
 def _is_end_of_a_last_epoch(rows: Any) -> Any:
     if rows["sampling_probability"].isna().any():
         raise ValueError('Expected epochs for the score "last epochs", got a stream of examples; use "final".')
-    epochs = rows["sampling_probability"].map(_epoch)
+    epochs = steps_per_epoch(rows["sampling_probability"].to_numpy(float))
     back = rows["num_steps"] - rows["step"]
     return (back % epochs == 0) & (back < NUM_LAST_EPOCHS * epochs)
-
-
-def _epoch(sampling_probability: float) -> int:
-    """floor(n / B) steps; at least one."""
-    return max(1, int(1 / sampling_probability + 1e-9))
 
 
 def _students_factor(num_seeds: Any) -> Any:

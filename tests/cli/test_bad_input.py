@@ -204,7 +204,7 @@ def test_a_place_that_takes_no_file_is_refused_before_the_work(refused, monkeypa
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("noisecast.files.tempfile.TemporaryFile", refuse)
-    monkeypatch.setattr("noisecast.cli.train._plan", None)  # reading the rows would end in a traceback
+    monkeypatch.setattr("noisecast.cli.train.plan_of", None)  # reading the rows would end in a traceback
     assert "but the system says 'Read-only file system'; choose another place." in refused(TRAIN)
 
 
@@ -264,12 +264,12 @@ def test_the_program_exits_with_status_2_and_one_line(folder):
 
 
 def test_errors_of_our_own_keep_their_traceback(folder, monkeypatch):
-    from noisecast.cli import train as command
+    from noisecast.cli import train_plan
 
     def broken(*args, **kwargs):
         raise TypeError("a bug")
 
-    monkeypatch.setattr(command, "load_file", broken)
+    monkeypatch.setattr(train_plan, "load_file", broken)
     with pytest.raises(TypeError, match="a bug"):
         main(TRAIN)
 

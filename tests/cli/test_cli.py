@@ -1,6 +1,7 @@
 """The commands as a person meets them: what they print, write and refuse."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from cli_inputs import ACCOUNT, SCENARIO, TRAIN, with_option
 
@@ -182,6 +184,27 @@ def test_train_prints_json(folder, capsys, optimizer):
     assert result["privacy"]["target_delta"] == 1e-3
     assert "The number of rows, 300, which was treated as public." in result["privacy"]["not_covered"]
     assert 0 < result["non_private_metrics"]["loss"] < 1
+
+
+def test_results_stand_beside_those_of_no_model(folder, capsys):
+    assert main([*TRAIN, "--json"]) == 0
+    printed = capsys.readouterr()
+    nothing = json.loads(printed.out)["non_private_metrics_of_no_model"]
+    answers = pd.read_csv("data.csv")["answer"]
+    assert nothing == {
+        "loss": pytest.approx(math.log(2)),
+        "accuracy": pytest.approx(answers.value_counts(normalize=True).max()),
+    }
+    assert "worse than it began" not in printed.err
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_model_that_noise_has_made_worse_says_so(folder, capsys, form):
+    arguments = with_option(with_option(TRAIN, "--noise-multiplier", "50"), "--learning-rate")
+    assert main([*arguments, "--learning-rate", "50", *form]) == 0
+    said = capsys.readouterr().err
+    assert "The model ended worse than it began (non_private): its training loss is" in said
+    assert "and was 0.6931 at the start" in said
 
 
 def test_a_private_vocabulary_is_confessed(folder, capsys):

@@ -125,6 +125,13 @@ def test_the_mean_of_the_last_epochs(trained):
     assert (two.scenario, two.value) == (GRID[0].id, -3.0)
 
 
+def test_an_epoch_is_as_many_steps_as_scenario_files_count(trained):
+    """floor(n / B): the end of the last epoch but two, 20 steps before the last, is not of the last two."""
+    table = scored(scored(trained, PLAIN), {0: [-9] * 3, 1: [9] * 3, 2: [9] * 3}, step=10)
+    table["sampling_probability"] = 1 / 5.9  # five steps: those of two epochs are 11 to 20
+    assert select(table, metric="test_loss", price=PUBLIC, last_epochs=2).scenario == GRID[1].id
+
+
 def test_a_run_without_its_last_step_is_not_scored(trained):
     table = scored(trained, PLAIN)
     unfinished = table[(table["scenario"] != GRID[1].id) | (table["step"] < STEPS)]

@@ -1,125 +1,40 @@
 """`noisecast train`: a model, trained privately on a file of the user's own."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from noisecast.checkpoint import load_checkpoint
-from noisecast.cli.learning_rate import PublicScale, starting_learning_rate
 from noisecast.cli.ledger_options import account_of
 from noisecast.cli.mechanism_options import MechanismOptions
 from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
 from noisecast.cli.progress import training_progress
+from noisecast.cli.train_plan import FileOptions, Plan, plan_of
 from noisecast.files import reason_of, why_unwritable
 from noisecast.ledger import Account
 from noisecast.model_dir import save_model
-from noisecast.optimizers import CONSTANT, Schedule
-from noisecast.privacy.accounting import epsilon_text, noise_text, warnings_for
+from noisecast.optimizers import CONSTANT
+from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.privacy.mechanism import Adjacency
-from noisecast.privacy.sampling import Poisson
-from noisecast.problems.datasets import (
-    Dataset,
-    Encoder,
-    MatrixEncoder,
-    ReadOptions,
-    TabularEncoder,
-    TextEncoder,
-    load_file,
-    load_test_file,
-    split_by_content,
-)
+from noisecast.problems.baseline import baseline
 from noisecast.problems.datasets.splits import ROWS_MOVE
-from noisecast.problems.datasets.text_encoder import TextKind
-from noisecast.problems.linear import linear_model
 from noisecast.release import Interrupted, TrainedModel
 from noisecast.release import train as run
 from noisecast.scenario import Scenario
-from noisecast.scenario_file import OPTIMIZER_NAMES
 from noisecast.table import METRICS
 
 OptimizerName = Literal["dp-sgd", "dp-sign-sgd", "dp-adam"]
 ScheduleName = Literal["constant", "linear", "cosine"]
-FAR_OFF = 1.5  # times as many examples as the file has rows, or as few
 MOST_NAMES, LONGEST_NAME = 8, 30  # of labels, shown; letters
-GUESSED_TOKENS = 100  # of a text whose length is not bounded; only the default learning rate looks at it
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class FileOptions:
-    """How the training file is read."""
-
-    label: Annotated[str, Parameter(help="Column with the label.")] = "label"
-    label_separator: Annotated[
-        str | None,
-        Parameter(help="What stands between the labels of a row that has any number of them, as in php|sql."),
-    ] = None
-    label_names: Annotated[
-        Path | None, Parameter(help="Public names of the labels, one a line. Without it the file's own: those leak.")
-    ] = None
-    text: Annotated[str | None, Parameter(help="Column with texts; the other columns are then ignored.")] = None
-    features: Annotated[TextKind, Parameter(help="How a text becomes numbers.")] = "term-frequency"
-    vocabulary: Annotated[
-        Path | None,
-        Parameter(help="Public vocabulary, one word a line. Without it the training texts' own words: those leak."),
-    ] = None
-    vocabulary_size: Annotated[
-        int, Parameter(converter=whole_number, help="Columns at most, without --vocabulary.")
-    ] = 10_000
-    max_tokens: Annotated[int | None, Parameter(converter=whole_number, help="Tokens used of each text.")] = None
-    columns: Annotated[str | None, Parameter(help="Numeric columns to use, as a,b,c. Default: all.")] = None
-    bounds: Annotated[
-        Path | None, Parameter(help="Public bounds of the columns (TOML: age = [0, 120]); scales them to [-1, 1].")
-    ] = None
-    unit_rows: Annotated[bool, Parameter(negative=(), show_default=False, help="Divide each row by its norm.")] = False
-    test: Annotated[Path | None, Parameter(help="Labelled file to evaluate on.")] = None
-    test_fraction: Annotated[float | None, Parameter(help="Share of the rows to hold out instead of --test.")] = None
-
-    def load(self, path: Path) -> tuple[Dataset, Dataset | None, Encoder]:
-        """(training rows, test rows or None, the encoder of both)."""
-        if self.test is not None and self.test_fraction is not None:
-            raise ValueError("Expected --test or --test-fraction, got both; leave one out.")
-        columns = None if self.columns is None else tuple(name.strip() for name in self.columns.split(","))
-        if columns is not None and not all(columns):
-            raise ValueError(f"Expected --columns as names with commas between, a,b,c, got '{self.columns}'.")
-        options = ReadOptions(
-            label=self.label,
-            label_separator=self.label_separator,
-            label_names=self.label_names,
-            text=self.text,
-            columns=columns,
-            text_kind=self.features,
-            vocabulary=self.vocabulary,
-            vocabulary_size=self.vocabulary_size,
-            max_tokens=self.max_tokens,
-            bounds=self.bounds,
-            unit_rows=self.unit_rows,
-        )
-        data, encoder = load_file(path, options)
-        if self.test_fraction is not None:
-            train, test = split_by_content(data, self.test_fraction)
-            return data.rows(train), data.rows(test), encoder
-        if self.test is None:
-            return data, None, encoder
-        how = {"label": self.label, "label_separator": self.label_separator}
-        return data, load_test_file(self.test, encoder, data.label_names, **how), encoder
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What will be trained, and what must be said about it."""
-
-    scenario: Scenario
-    train: Dataset
-    test: Dataset | None
-    encoder: Encoder
-    learning_rate_origin: str
-    not_covered: tuple[str, ...]
-    warnings: tuple[str, ...]
-    non_private_warnings: tuple[str, ...]  # of what the rows themselves are
+WITHOUT = {
+    "loss": "at the start",
+    "test_loss": "at the start",
+    "accuracy": "always the commonest class",
+    "test_accuracy": "always the commonest class",
+}
 
 
 def train(
@@ -151,7 +66,7 @@ def train(
             help="Declared, public number of examples. Default: the file's own, then taken as public.",
         ),
     ] = None,
-    files: FileOptions = FileOptions(),
+    files: FileOptions = FileOptions(),  # noqa: B008 (frozen)
     resume: Annotated[bool, Parameter(negative=(), show_default=False, help="Go on after an interruption.")] = False,
     insecure_seed: Annotated[
         int | None,
@@ -184,20 +99,31 @@ def train(
     if account is not None and target_delta is None:
         target_delta = account.ledger.budget(account.dataset).delta  # or what is planned is not what the ledger counts
     try:
-        plan = _plan(
-            file, files, options, optimizer, learning_rate, (schedule, warmup_steps), batch_size, l2_clip_norm,
-            target_delta, num_examples,
-        )  # fmt: skip
+        plan = plan_of(
+            file,
+            files,
+            options,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            changes=(schedule, warmup_steps),
+            batch_size=batch_size,
+            l2_clip_norm=l2_clip_norm,
+            target_delta=target_delta,
+            num_examples=num_examples,
+        )
         warn((*plan.warnings, *plan.non_private_warnings))
         if not json:
             to_reader().print(_what_will_run(plan, _is_known(insecure_seed, plan.scenario, output, resume)))
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the first step; nothing has changed.") from None
     model = _trained(plan, output, files.label_separator, resume, insecure_seed, secure_noise, account)
+    nothing = baseline(plan.train, plan.test)
     if json:
-        print_json(_as_json(plan, model, output))
+        print_json(_as_json(plan, model, output, nothing))
     else:
-        _print_result(model, output)
+        _print_result(model, output, nothing)
+    if sentence := _why_no_use(model.non_private_metrics, nothing):
+        warn([sentence])
 
 
 def _trained(
@@ -276,93 +202,6 @@ def _check_places(output: Path, resume: bool) -> None:
         raise ValueError(f"Expected a checkpoint at {checkpoint}, found none; leave out --resume to start anew.")
 
 
-def _plan(
-    file, files, options, optimizer, learning_rate, changes, batch_size, l2_clip_norm, target_delta, num_examples
-) -> Plan:
-    train, test, encoder = files.load(file)
-    declared = num_examples if num_examples is not None else train.num_examples
-    sampler = options.sampler_for(batch_size, declared)
-    delta = target_delta if target_delta is not None else _delta_below_one_over(declared)
-    num_steps = options.steps(sampler)
-    shape, warmup_steps = changes
-    schedule = Schedule.shaped(shape, num_steps, warmup_steps=warmup_steps)
-    mechanism = options.mechanism(sampler, num_steps=num_steps, target_delta=delta, l2_clip_norm=l2_clip_norm)
-    problem = linear_model(train, test)
-    kind = OPTIMIZER_NAMES[optimizer]
-    origin, warnings = "as given", warnings_for(mechanism, target_delta=delta)
-    of_rows = []
-    if isinstance(sampler, Poisson) and not 1 / FAR_OFF <= declared / train.num_examples <= FAR_OFF:
-        held = number(sampler.sampling_probability * train.num_examples, 2)
-        of_rows.append(
-            f"--num-examples {declared:,} is far from the file's number of rows: batches hold {held} examples on "
-            f"average, and their sums are divided by {batch_size:g}."
-        )
-    if files.label_separator is not None and train.labels.shape[1] <= 1:
-        of_rows.append(f"No row has more than one label: is '{files.label_separator}' what stands between them?")
-    if learning_rate is None:
-        squared_norm, guess = _squared_feature_norm(encoder)
-        m, likelihood = problem.num_outputs, problem.likelihood
-        scale = PublicScale(likelihood.initial_loss(m), problem.num_params, likelihood.curvature(m), squared_norm)
-        steps = sum((stop - begin) * schedule.at(begin) ** 2 for begin, stop, _ in schedule.stretches(0, num_steps))
-        learning_rate = starting_learning_rate(kind(learning_rate=1.0).theory, scale, mechanism, steps)
-        origin = "a starting value from public numbers, not tuned"
-        warnings += [guess] if guess else []
-    scenario = Scenario(
-        problem=problem,
-        mechanism=mechanism,
-        optimizer=kind(learning_rate=learning_rate),
-        num_steps=num_steps,
-        target_delta=delta,
-        schedule=schedule,
-    )
-    not_covered = _not_covered(
-        train, encoder, public_size=num_examples is not None, public_labels=files.label_names is not None
-    )
-    return Plan(scenario, train, test, encoder, origin, not_covered, tuple(warnings), tuple(of_rows))
-
-
-def _delta_below_one_over(num_examples: int) -> float:
-    """The largest power of ten below 1 / n.
-
-    >>> _delta_below_one_over(25_000), _delta_below_one_over(1000), _delta_below_one_over(1)
-    (1e-05, 0.0001, 0.1)
-    """
-    # By the digits of n: log10(1000) need not be the integer 3.
-    return float(f"1e-{len(str(num_examples))}")
-
-
-def _squared_feature_norm(encoder: Encoder) -> tuple[float, str | None]:
-    """R^2, a public bound on |x|^2; where there is none a guess, and the sentence that owns up to it."""
-    if encoder.unit_rows:
-        return 1.0, None
-    if isinstance(encoder, TextEncoder):
-        if encoder.kind in ("term-frequency", "padded-term-frequency"):
-            return 1.0, None
-        words = min(encoder.max_tokens or GUESSED_TOKENS, encoder.num_features)
-        return words, f"The default learning rate assumes about {words} different words a text; see --learning-rate."
-    if isinstance(encoder, TabularEncoder) and encoder.lower is not None:
-        return encoder.num_features, None
-    return encoder.num_features, (
-        "The features have no public bounds: the default learning rate assumes values from -1 to 1; see --bounds, "
-        "--unit-rows and --learning-rate."
-    )
-
-
-def _not_covered(train: Dataset, encoder: Encoder, *, public_size: bool, public_labels: bool) -> tuple[str, ...]:
-    sentences = []
-    if not public_labels:
-        sentences.append(f"The names of the {train.num_classes} labels, which were read from the training file.")
-    if not public_size:
-        sentences.insert(0, f"The number of rows, {train.num_examples:,}, which was treated as public.")
-    if isinstance(encoder, MatrixEncoder):
-        features = f"{train.num_features:,}, and whether they are numbered from 0 or 1"
-        sentences.insert(0, f"The number of features, {features}, where that was read off the training file.")
-    if isinstance(encoder, TextEncoder) and encoder.vocabulary_is_private:
-        words = len(encoder.vocabulary)
-        sentences.insert(0, f"The vocabulary of {words:,} words was taken from the training text without noise.")
-    return tuple(sentences)
-
-
 def _few(names: Sequence[str]) -> str:
     """The first names, as a terminal may show them, and how many more."""
     more = len(names) - MOST_NAMES
@@ -413,16 +252,32 @@ def _what_will_run(plan: Plan, noise_is_known: bool):
     return facts(rows, title="What will run")
 
 
-def _print_result(model: TrainedModel, output: Path) -> None:
+def _print_result(model: TrainedModel, output: Path, nothing: dict[str, float]) -> None:
     metrics = model.non_private_metrics
     console = to_reader()
     console.print("[bold]Result[/bold] (non_private: computed without noise, not for release)")
-    console.print(facts((METRICS[name].label, number(metrics[name])) for name in METRICS if name in metrics))
+    rows = []
+    for name in METRICS:
+        if name in metrics:
+            without = f"  ({WITHOUT[name]}: {number(nothing[name])})" if name in nothing else ""
+            rows.append((METRICS[name].label, number(metrics[name]) + without))
+    console.print(facts(rows))
     console.print(model.statement.sentence())
     console.print(f"\nModel: {output}  ({model.seconds:.1f} s)", soft_wrap=True)
 
 
-def _as_json(plan: Plan, model: TrainedModel, output: Path) -> dict:
+def _why_no_use(metrics: dict[str, float], nothing: dict[str, float]) -> str | None:
+    """What tells a newcomer that noise, or too high a learning rate, has won."""
+    if not metrics["loss"] > nothing["loss"]:
+        return None
+    return (
+        f"The model ended worse than it began (non_private): its training loss is {number(metrics['loss'])}, and was "
+        f"{number(nothing['loss'])} at the start. A lower --learning-rate, a larger --batch-size or a larger "
+        "epsilon may mend that; noisecast forecast says which, without spending a budget, on public data like yours."
+    )
+
+
+def _as_json(plan: Plan, model: TrainedModel, output: Path, nothing: dict[str, float]) -> dict:
     return {
         "model": str(output),
         "seconds": round(model.seconds, 3),
@@ -430,6 +285,7 @@ def _as_json(plan: Plan, model: TrainedModel, output: Path) -> dict:
         "learning_rate_origin": plan.learning_rate_origin,
         "schedule": None if plan.scenario.schedule == CONSTANT else asdict(plan.scenario.schedule),
         "non_private_metrics": model.non_private_metrics,
+        "non_private_metrics_of_no_model": nothing,
         "privacy": model.statement.to_json(),
         "warnings": list(plan.warnings),
         "non_private_warnings": list(plan.non_private_warnings),

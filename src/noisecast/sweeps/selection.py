@@ -14,7 +14,7 @@ from noisecast.privacy.accounting import noise_text
 from noisecast.runners import Training
 from noisecast.sweeps.ledger import Ledger
 from noisecast.sweeps.price import HELD_OUT, Choice, Compose, Price, Public, RepeatSelect
-from noisecast.table import COLUMNS, EXTRAPOLATED, METRICS, table_from
+from noisecast.table import COLUMNS, EXTRAPOLATED, METRICS, steps_per_epoch, table_from
 
 __all__ = ["Compose", "Price", "Public", "RepeatSelect", "Selection", "select"]
 
@@ -179,12 +179,14 @@ def _scores(table: pd.DataFrame, metric: str, runner: str, last_epochs: float) -
 
 
 def _is_late(rows: pd.DataFrame, last_epochs: float) -> NDArray[np.bool_]:
-    """Which rows count: those of the last step and of the last epochs, 1 / q steps each."""
+    """Which rows count: those of the last step and of the last epochs."""
     last, q = (rows[name].to_numpy(float) for name in ("num_steps", "sampling_probability"))
     if last_epochs > 0 and np.isnan(q).any():
         raise ValueError("Expected a data set for last_epochs, got a stream, which has no epochs; use the last step.")
     step = rows["step"].to_numpy(float)
-    return (step == last) | (step > last - last_epochs / q)
+    if last_epochs == 0:
+        return step == last
+    return (step == last) | (step > last - last_epochs * steps_per_epoch(q))
 
 
 def _ranked(runs: pd.DataFrame, keys: list[str], metric: str) -> pd.DataFrame:
