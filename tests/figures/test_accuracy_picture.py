@@ -78,3 +78,16 @@ def test_forecasts_called_extrapolated_are_crossed(table):
     figure = accuracy_picture.draw(frame)
     assert crosses_of(figure) == [[1.0]]
     assert "crosses: called extrapolated" in figure.get_supxlabel()
+
+
+@pytest.mark.parametrize("seeds", [SEEDS[:2], SEEDS])
+@pytest.mark.parametrize("levels", [[0.1, 1.0], [1.0]])
+def test_bars_of_means_end_inside_the_axes(table, levels, seeds):
+    """Of two seeds, too, whose 95 % interval is 12.7 standard errors long; one that ends below 0 is cut in a log axis."""
+    asked = table[table["noise_multiplier"].isin(levels) & (table["seed"].isin(seeds) | (table["runner"] == "moments"))]
+    panel = accuracy_picture.draw(accuracy_picture.data(asked)).axes[0]
+    low, high = panel.get_ylim()
+    bars = [segment[:, 1] for bars in panel.containers for part in bars[2] for segment in part.get_segments()]
+    ends = np.ravel(bars)
+    assert len(ends)
+    assert ((low < ends) & (ends < high) | (ends <= 0) & (panel.get_yscale() == "log")).all()

@@ -106,12 +106,16 @@ def _draw_panel(panel: Any, frame: Any, x: str) -> None:
         panel.plot(curve[x], curve["forecast"], linestyle=RUNNER_LINES["moments"][0], linewidth=1.3, color=shade)
         beyond = curve[curve["status"] == EXTRAPOLATED]
         panel.plot(beyond[x], beyond["forecast"], linestyle="none", marker="x", markersize=6, color=shade)
-        half = stdtrit(np.maximum(curve["num_seeds"] - 1, 1), 0.975) * curve["trained_sem"]
         panel.errorbar(
-            curve[x], curve["trained_mean"], half, linestyle="none", marker=marker, markersize=3.6, color=shade,
+            curve[x], curve["trained_mean"], _half(curve), linestyle="none", marker=marker, markersize=3.6, color=shade,
             capsize=2, linewidth=1, label=_label(cell, cells),
         )  # fmt: skip
     panel.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16))  # below: curves go everywhere
+
+
+def _half(frame: Any) -> Any:
+    """Half a 95 % interval of each mean."""
+    return stdtrit(np.maximum(frame["num_seeds"] - 1, 1), 0.975) * frame["trained_sem"]
 
 
 def _label(cell: Any, cells: list) -> str:
@@ -131,11 +135,13 @@ def _shades(colour: str, count: int) -> Iterator[tuple[float, ...]]:
 
 def _frame_axes(panel: Any, frame: Any) -> None:
     # By what was trained: a forecast that leaves the range is off, and is drawn leaving it.
-    values = np.ravel([frame["trained_mean"], frame["trained_mean"] + 2 * frame["trained_sem"].fillna(0)])
-    values = values[np.isfinite(values)]
+    means, half = frame["trained_mean"], _half(frame).fillna(0)
+    is_log = means.min() > 0 and (means + half).max() > 8 * means.min()
+    values = np.ravel([means, means + half, means - half])
+    values = values[np.isfinite(values) & ((values > 0) | (not is_log))]  # a bar that ends below 0 has no end there
     if not len(values):
         return
-    if values.min() > 0 and values.max() > 8 * values.min():
+    if is_log:
         panel.set_yscale("log")
         panel.set_ylim(values.min() / 1.5, values.max() * 1.5)
         plain_numbers(panel.yaxis)
