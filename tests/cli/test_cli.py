@@ -4,17 +4,21 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from cli_inputs import ACCOUNT, SCENARIO, TRAIN, with_option
 
-from noisecast.cli import COMMANDS, main
+from noisecast.cli import COMMANDS, app, main
 from noisecast.problems.datasets.archives import IMDB_SOURCE, MOVIELENS_SOURCE
+
+ROOT = Path(__file__).parents[2]
 
 # --- account ---------------------------------------------------------------------------------------------------------
 
@@ -125,6 +129,24 @@ def test_a_commands_own_help_is_its_whole_docstring_and_the_list_has_a_line_of_i
     assert "A multi-label model gives every label" in " ".join(capsys.readouterr().out.split())
     assert main(["--help"]) == 0
     assert capsys.readouterr().out == listed and "likeliest label" not in listed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_ends_in_examples_that_can_be_typed(capsys, command):
+    assert main([command, "--help"]) == 0
+    printed = capsys.readouterr().out
+    examples = printed.split("Examples:\n")[1]
+    assert all(len(line) <= 80 and line.startswith("  ") for line in examples.splitlines())
+    typed = [shlex.split(part) for part in re.split(r"^  noisecast ", examples.replace("\\\n", " "), flags=re.M)[1:]]
+    assert typed
+    for tokens in typed:
+        assert tokens[0] == command
+        tokens = tokens[: tokens.index("#")] if "#" in tokens else tokens
+        app.parse_args(tokens)  # raises where an option is unknown, or one that is needed is missing
+        files = [token for token in tokens if token.startswith("examples/")]
+        assert all((ROOT / name).is_file() for name in files)
+    assert main(["--help"]) == 0
+    assert "Examples:" not in capsys.readouterr().out
 
 
 def test_version(capsys):

@@ -83,7 +83,7 @@ def test_forecasts_called_extrapolated_are_crossed(table):
 @pytest.mark.parametrize("seeds", [SEEDS[:2], SEEDS])
 @pytest.mark.parametrize("levels", [[0.1, 1.0], [1.0]])
 def test_bars_of_means_end_inside_the_axes(table, levels, seeds):
-    """Of two seeds, too, whose 95 % interval is 12.7 standard errors long; one that ends below 0 is cut in a log axis."""
+    """Of two seeds, too, whose 95 % interval is 12.7 standard errors long; and one that ends below 0 on a log axis."""
     asked = table[table["noise_multiplier"].isin(levels) & (table["seed"].isin(seeds) | (table["runner"] == "moments"))]
     panel = accuracy_picture.draw(accuracy_picture.data(asked)).axes[0]
     low, high = panel.get_ylim()

@@ -14,6 +14,7 @@ from typing import Any
 from cyclopts import App, CycloptsError, MissingArgumentError
 
 from noisecast import __version__
+from noisecast.cli.examples import examples_of
 
 BAD_INPUT = 2
 INTERRUPTED = 128  # and the signal's number, as shells have it: 130 after Ctrl-C, 143 after `kill`
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _whole_help(arguments: Sequence[str]) -> Iterator[None]:
-    """Of a command that is asked for its own help: its whole docstring, not the line that stands in the list of all."""
+    """Of a command that is asked for its own help: its whole docstring, not the line of the list of all; examples."""
     name = arguments[0] if arguments else None
     if name not in COMMANDS or HELP_FLAGS.isdisjoint(arguments[1:]):
         yield
@@ -117,10 +118,11 @@ def _whole_help(arguments: Sequence[str]) -> Iterator[None]:
     command: Any = app[name]
     paragraphs = (inspect.getdoc(command.default_command) or COMMANDS[name]).split("\n\n")
     command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    command.help_epilogue = examples_of(name)
     try:
         yield
     finally:
-        command.help = COMMANDS[name]
+        command.help, command.help_epilogue = COMMANDS[name], None
 
 
 @contextmanager
