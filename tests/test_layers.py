@@ -18,6 +18,7 @@ LAYERS = [
     "files",
     "locks",
     "worker_process",
+    "printed",
     "table",
     "compiled",
     "privacy",

@@ -12,11 +12,12 @@ from scipy.special import bdtrc, ndtr, stdtr
 
 from noisecast.cli.answer import changing_rates, schedules_of
 from noisecast.cli.forecast import Subsample, TimeSteps, able_and_refused, moments_with
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn, whole_number
+from noisecast.cli.output import TABLE_STYLE, Json, print_json, print_whole, to_reader, warn, whole_number
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.figures import accuracy_picture, save
 from noisecast.files import written_whole
+from noisecast.printed import number
 from noisecast.privacy.accounting import warnings_for
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners import Training

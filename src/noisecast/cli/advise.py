@@ -10,10 +10,11 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn
+from noisecast.cli.output import TABLE_STYLE, Json, print_json, print_whole, to_reader, warn
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.files import why_unwritable
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text, noise_text
 
 NON_PRIVATE = (

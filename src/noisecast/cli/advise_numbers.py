@@ -13,7 +13,8 @@ from rich.table import Table as RichTable
 from noisecast.advice.floors import Numbers, Tuned
 from noisecast.advice.numbers import NOT_A_GUARANTEE, EpsilonAdvice, NumbersAdvice, advise_from_numbers
 from noisecast.advice.transfer import Branch, Curvature
-from noisecast.cli.output import TABLE_STYLE, number, print_json, to_reader
+from noisecast.cli.output import TABLE_STYLE, print_json, to_reader
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.privacy.sampling import Sampler, adjacency_named, sampler_named
 from noisecast.scenario_file.mistakes import ScenarioFileError, checked

@@ -16,8 +16,9 @@ from noisecast.advice.floors import Numbers, Tuned
 from noisecast.advice.numbers import advise_from_numbers
 from noisecast.advice.probe import ProbeResult, private_probe
 from noisecast.cli.advise_numbers import advice_as_json, print_advice
-from noisecast.cli.output import TABLE_STYLE, number, print_json, to_reader
+from noisecast.cli.output import TABLE_STYLE, print_json, to_reader
 from noisecast.ledger import Account
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.scenario import Scenario, check_constant_rates
 from noisecast.scenario_file.rules import located

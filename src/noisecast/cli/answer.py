@@ -9,12 +9,13 @@ import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, warn
+from noisecast.cli.output import TABLE_STYLE, Json, print_json, to_reader, warn
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.figures import save, scenario_picture
 from noisecast.files import written_whole
 from noisecast.optimizers import CONSTANT
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text, noise_text, warnings_for
 from noisecast.question import Question
 from noisecast.runners import Moments, refusals

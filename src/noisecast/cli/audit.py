@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader, to_watcher, whole_number
+from noisecast.cli.output import TABLE_STYLE, Json, print_json, to_reader, to_watcher, whole_number
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text, noise_text
 
 OptimizerName = Literal["dp-sgd", "dp-sign-sgd", "dp-adam"]

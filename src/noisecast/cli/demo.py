@@ -8,10 +8,11 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from noisecast.cli.answer import summaries, write
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
+from noisecast.cli.output import TABLE_STYLE, Json, print_json, to_reader
 from noisecast.cli.progress import share_progress
 from noisecast.files import why_unwritable
 from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import SampledGaussian

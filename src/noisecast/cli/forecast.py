@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from noisecast.cli.answer import changing_rates, write
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn, whole_number
+from noisecast.cli.output import TABLE_STYLE, Json, print_json, print_whole, to_reader, warn, whole_number
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, forecast_crossing
 from noisecast.forecasting.outcome import Outcome
 from noisecast.optimizers import CONSTANT, Optimizer, with_learning_rate
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text, noise_text, warnings_for
 from noisecast.question import Question
 from noisecast.runners import Moments, refusals

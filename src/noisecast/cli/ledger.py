@@ -8,8 +8,9 @@ from cyclopts import Parameter
 from rich.markup import escape
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, to_reader
+from noisecast.cli.output import TABLE_STYLE, Json, print_json, to_reader
 from noisecast.ledger import BudgetEntry, Entry, PrivacyLedger, check_budget
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_spent, epsilon_text, noise_text
 from noisecast.privacy.mechanism import SampledGaussian
 

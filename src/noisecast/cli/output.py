@@ -1,6 +1,5 @@
 """What commands print with: tables and sentences to people, strict JSON to programs, progress to neither's file."""
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypeAlias
@@ -72,19 +71,6 @@ def warn(sentences: Iterable[str]) -> None:
 def print_json(content: Any, *, default: Callable[[Any], Any] | None = None) -> None:
     """Strict JSON to standard output: infinity as the string "inf" (which `float` reads), NaN as null."""
     print(strict_json(content, default=default))
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A number for a table; a dash for none.
-
-    >>> number(0.123456), number(25000), number(math.inf), number(None)
-    ('0.1235', '25,000', 'inf', '–')
-    """
-    if value is None or math.isnan(value):
-        return "–"
-    if math.isfinite(value) and value == int(value) and abs(value) < 1e12:
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.{digits}g}"
 
 
 def facts(rows: Iterable[tuple[str, str]], title: str | None = None) -> Table:

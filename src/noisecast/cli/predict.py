@@ -8,9 +8,10 @@ from typing import Annotated
 import numpy as np
 from cyclopts import Parameter
 
-from noisecast.cli.output import Json, number, print_json, to_watcher, warn, whole_number
+from noisecast.cli.output import Json, print_json, to_watcher, warn, whole_number
 from noisecast.files import why_unwritable, written_whole
 from noisecast.model_dir import SavedModel, load_model
+from noisecast.printed import number
 from noisecast.problems.datasets import load_features, load_test_file
 
 Guesses = list[tuple[str, float]]  # labels of one row with their probabilities, likeliest first

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from noisecast.cli.output import number, to_watcher
+from noisecast.cli.output import to_watcher
+from noisecast.printed import number
 
 if TYPE_CHECKING:  # for the names alone: a command that only lists must not wait for JAX
     from noisecast.release import Moment

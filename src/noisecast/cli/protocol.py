@@ -10,11 +10,12 @@ import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, Workers, number, print_json, print_whole, to_reader
+from noisecast.cli.output import TABLE_STYLE, Json, Workers, print_json, print_whole, to_reader
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import sweep_progress
 from noisecast.files import written_whole
 from noisecast.optimizers import OPTIMIZERS
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.protocols import Score, ask_protocol_a, check_cells, protocol_a, protocol_b
 from noisecast.question import Question

@@ -14,9 +14,10 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from noisecast.cli.output import TABLE_STYLE, Json, Workers, number, print_json, to_reader, to_watcher
+from noisecast.cli.output import TABLE_STYLE, Json, Workers, print_json, to_reader, to_watcher
 from noisecast.cli.progress import duration, share_progress, sweep_progress
 from noisecast.files import why_unwritable, written_whole
+from noisecast.printed import number
 
 Scale = Literal["quick", "paper"]
 ALL = "all"

@@ -9,9 +9,10 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from noisecast.cli.answer import summaries
-from noisecast.cli.output import TABLE_STYLE, Json, number, print_json, print_whole, to_reader, warn
+from noisecast.cli.output import TABLE_STYLE, Json, print_json, print_whole, to_reader, warn
 from noisecast.cli.unfinished import why_unfinished
 from noisecast.files import why_unwritable, written_whole
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.sweeps import Store
 from noisecast.table import OK, write_table

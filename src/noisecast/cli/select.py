@@ -7,10 +7,11 @@ import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, facts, number, print_json, to_reader, warn
+from noisecast.cli.output import TABLE_STYLE, Json, facts, print_json, to_reader, warn
 from noisecast.cli.unfinished import why_unfinished
 from noisecast.files import why_unwritable
 from noisecast.model_dir import save_parameters
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.runners import Training
 from noisecast.scenario_file import read_sweep_file

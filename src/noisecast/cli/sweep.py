@@ -9,8 +9,9 @@ import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, Workers, number, print_json, to_reader, warn
+from noisecast.cli.output import TABLE_STYLE, Json, Workers, print_json, to_reader, warn
 from noisecast.cli.progress import duration, share_progress, sweep_progress
+from noisecast.printed import number
 from noisecast.privacy.tuning import TrialDistribution
 from noisecast.question import Question
 from noisecast.runners import refusals

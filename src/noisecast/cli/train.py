@@ -10,13 +10,14 @@ from cyclopts import Parameter
 from noisecast.checkpoint import load_checkpoint
 from noisecast.cli.ledger_options import account_of
 from noisecast.cli.mechanism_options import MechanismOptions
-from noisecast.cli.output import Json, facts, number, print_json, to_reader, warn, whole_number
+from noisecast.cli.output import Json, facts, print_json, to_reader, warn, whole_number
 from noisecast.cli.progress import training_progress
 from noisecast.cli.train_plan import FileOptions, Plan, plan_of
 from noisecast.files import reason_of, why_unwritable
 from noisecast.ledger import Account
 from noisecast.model_dir import save_model
 from noisecast.optimizers import CONSTANT
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.problems.baseline import baseline

@@ -8,8 +8,9 @@ from cyclopts import Parameter
 
 from noisecast.cli.learning_rate import PublicScale, starting_learning_rate
 from noisecast.cli.mechanism_options import MechanismOptions
-from noisecast.cli.output import number, whole_number
+from noisecast.cli.output import whole_number
 from noisecast.optimizers import Schedule
+from noisecast.printed import number
 from noisecast.privacy.accounting import warnings_for
 from noisecast.privacy.sampling import Poisson
 from noisecast.problems.datasets import (

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from noisecast.optimizers import Schedule
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_curve, epsilon_spent, epsilon_text, noise_text
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import FixedSize, Poisson, Sampler, Shuffled, Stream
@@ -21,7 +22,6 @@ from noisecast.report.parts import (
     chart,
     facts,
     footer,
-    number,
     optimizer_name,
     scripted,
     section,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR
+from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.report.markup import Child, Html, joined, tag
 from noisecast.report.snippets import Settings, snippets
@@ -18,21 +19,6 @@ _MARKS = {  # the shapes of chart.js
     "DP-SignSGD": "M1,1h10v10h-10Z",
     "DP-Adam": "M6,0L12,11H0Z",
 }
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A number to read; a dash for none.
-
-    >>> number(0.123456), number(25000.0), number(float("inf")), number(None)
-    ('0.1235', '25,000', 'inf', '–')
-    """
-    if value is None or math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    if float(value).is_integer() and abs(value) < 1e12:
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.{digits}g}"
 
 
 def shown_epsilon(epsilon: float) -> str:

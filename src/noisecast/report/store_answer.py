@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from noisecast.printed import number
 from noisecast.privacy.accounting import noise_text
 from noisecast.protocols import Score
 from noisecast.report.answers import Answer, how_sure, smallest_means, verdict
 from noisecast.report.markup import Html, joined, tag
-from noisecast.report.parts import mean_with_interval, number, optimizer_name, section, shown_epsilon, table
+from noisecast.report.parts import mean_with_interval, optimizer_name, section, shown_epsilon, table
 from noisecast.report.store_price import price_in_short
 from noisecast.report.tuning_cost import TuningCost
 from noisecast.table import METRICS

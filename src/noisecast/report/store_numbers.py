@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from noisecast.printed import number
 from noisecast.protocols import Score, tuned
 from noisecast.report.markup import Html, tag
-from noisecast.report.parts import (
-    RUNNER_WORDS,
-    mean_with_interval,
-    number,
-    optimizer_name,
-    section,
-    shown_epsilon,
-    table,
-)
+from noisecast.report.parts import RUNNER_WORDS, mean_with_interval, optimizer_name, section, shown_epsilon, table
 from noisecast.table import METRICS
 
 

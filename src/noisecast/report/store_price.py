@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from noisecast.printed import number
 from noisecast.protocols import Score
 from noisecast.report.answers import Answer, deciding_runner
 from noisecast.report.markup import Html, joined, tag
-from noisecast.report.parts import banner, chart, number, scripted, section, shown_epsilon, table
+from noisecast.report.parts import banner, chart, scripted, section, shown_epsilon, table
 from noisecast.report.tuning_cost import Level, TuningCost, tuning_cost
 from noisecast.sweeps.ledger import Ledger
 from noisecast.sweeps.price import Choice

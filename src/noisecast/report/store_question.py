@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
+from noisecast.printed import number
 from noisecast.protocols import Score
 from noisecast.report.answers import ordered
 from noisecast.report.markup import Html, tag
-from noisecast.report.parts import RUNNER_WORDS, banner, facts, listed, number, section, shown_epsilon
+from noisecast.report.parts import RUNNER_WORDS, banner, facts, listed, section, shown_epsilon
 from noisecast.sweeps import Store
 from noisecast.sweeps.ledger import Ledger
 from noisecast.table import DIVERGED, METRICS

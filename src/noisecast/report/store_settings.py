@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from noisecast.printed import number
 from noisecast.report.answers import Answer
 from noisecast.report.markup import Html, tag
-from noisecast.report.parts import number, section, settings_section, shown_epsilon
+from noisecast.report.parts import section, settings_section, shown_epsilon
 from noisecast.report.snippets import Settings
 from noisecast.sweeps.ledger import Ledger
 from noisecast.table import DIVERGED

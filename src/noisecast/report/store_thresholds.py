@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from noisecast.printed import number
 from noisecast.protocols import Score
 from noisecast.report.answers import crossings
 from noisecast.report.markup import Html, tag
-from noisecast.report.parts import RUNNER_WORDS, number, section, shown_epsilon, table
+from noisecast.report.parts import RUNNER_WORDS, section, shown_epsilon, table
 
 
 def thresholds_section(rows: Any, score: Score) -> Html:

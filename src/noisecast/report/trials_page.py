@@ -7,9 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from noisecast.printed import number
 from noisecast.report.answers import metric_of
 from noisecast.report.markup import Html, joined, page, tag
-from noisecast.report.parts import banner, facts, footer, number, section, settings_of_one, shown_epsilon
+from noisecast.report.parts import banner, facts, footer, section, settings_of_one, shown_epsilon
 from noisecast.report.store_settings import settings_of
 from noisecast.sweeps import Store
 from noisecast.sweeps.price import RepeatSelect
