@@ -15,7 +15,8 @@ from scipy import special
 from noisecast.problems.linear import LinearModel
 from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import presence_of
-from noisecast.runners.moments.forecast import FITTED, OF_A_FIT, Forecast, Metrics, collected, time_grid
+from noisecast.runners.moments.forecast import Forecast, Metrics, collected, time_grid
+from noisecast.runners.moments.multi_output_limits import Limits
 from noisecast.runners.moments.output_examples import LAWS, OutputExamples, OutputRows
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, chord, sign_response
@@ -41,11 +42,6 @@ LARGEST_GROWTH = 1.2  # of the mean gradient within half a time step: beyond it 
 # Of the examples' slopes, likewise, if time steps are affordable. Twice as strict as for one output: where noise moves
 # weights into flat places, and flat places hold them less, the last long steps see too little of it.
 LARGEST_BEND = 0.15
-LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot
-NOISE_ALONE = 0.8  # of the loss, that fluctuations of the weights make: beyond it a trained loss is far lower
-# Where columns without covariances move together the loss comes out too high, by so many times the share of it that is
-# of them (2 to 3, of pixels); beyond which part of itself that is said.
-TIMES_TOGETHER, TOGETHER = 2.5, 0.05
 NUMBERS_IN_SAMPLES = 8_000_000  # that many, divided by the weights, are the pairs of samples of them, 4 to 64
 ROWS_OF_SAMPLES = 4_000  # examples on which those samples' losses are looked at
 LOGITS_OF_GRADIENTS = 10_000_000  # that many, divided by examples times outputs, are the pairs that ask for gradients
@@ -137,9 +133,13 @@ class _MultiOutputSolve:
         of_second, of_both = (float(self.mechanism.sampler.batch_noise_variance(mean, 1.0)) for mean in (0.0, 1.0))
         self.second_share, self.mean_share = self.fill * of_second, of_second - of_both
         self.batch_shapes = self._batch_shapes() if self.closure.feels_shape else None
-        self.steepest, self.direction, self.halvings = 0.0, None, 0
-        self.first_loss, self.has_risen, self.is_noise_alone, self.is_fitted = math.inf, False, False, False
-        self.of_columns_together = 0.0  # share of the loss, about
+        self.direction, self.halvings = None, 0
+        self.limits = Limits(
+            num_in_block=self.split - 1,
+            used=self.rows.num_examples,
+            num_examples=examples.num_all,
+            competes=self.outputs.is_coupled and self.num_outputs > 2,
+        )
 
     def _batch_shapes(self) -> list[BatchShape | None] | None:
         """Of every output."""
@@ -165,17 +165,17 @@ class _MultiOutputSolve:
             if step in record_at:
                 metrics = self._metrics(at, field)
                 optimism, subsample_error = self._subsample_effect(at, field)
-                of_noise = self._share_of_noise(at, field)
-                self.is_noise_alone = of_noise > NOISE_ALONE and self.outputs.is_coupled and self.num_outputs > 2
-                self.of_columns_together = TIMES_TOGETHER * of_noise * self._share_of_columns_together(at)
                 metrics |= {"loss": metrics["loss"] + optimism}
-                self.is_fitted = metrics["loss"] < FITTED * self.first_loss
-                is_loose = self.is_noise_alone or self.is_fitted or self.of_columns_together > TOGETHER
+                is_loose = self.limits.are_passed_by(
+                    metrics["loss"],
+                    of_noise=self._share_of_noise(at, field),
+                    together=self._share_of_columns_together(at),
+                )
                 recorded[step] = metrics, beyond or is_loose
             if end is not None and at.is_finite:
                 self.halvings = 0 if beyond else halvings  # what explodes bends at any length
                 at = self._advance(at, field, step, end - step)
-        return collected(recorded, subsample_error, self._reasons())
+        return collected(recorded, subsample_error, self.limits.reasons())
 
     def _start(self) -> _Weights:
         k, m, d = self.split, self.num_outputs, self.rows.num_weights
@@ -437,9 +437,7 @@ class _MultiOutputSolve:
 
     def _out_of_depth(self, field: _Field, at: _Weights, step: int) -> bool:
         """Whether eta times the largest curvature is too large, by a power iteration that goes on from step to step."""
-        loss = float(field.expectations.loss.mean())
-        self.first_loss = loss if step == 0 else self.first_loss
-        self.has_risen = self.has_risen or loss > 2 * self.first_loss
+        self.limits.meet(float(field.expectations.loss.mean()), step)
         if not np.isfinite(field.mean).all():
             return True
         memory = self.closure.memory(at.memory, field.law, step, 1)
@@ -452,8 +450,8 @@ class _MultiOutputSolve:
         curvature, self.direction = power_iteration(
             lambda v: root * self._curve(field, root * v), self.direction, 4 if first else 1
         )
-        self.steepest = max(self.steepest, self.learning_rate * curvature)
-        return self.has_risen or self.steepest > LARGEST_STEP
+        self.limits.steepest = max(self.limits.steepest, self.learning_rate * curvature)
+        return self.limits.are_passed
 
     def _share_of_noise(self, at: _Weights, field: _Field) -> float:
         """Share of the loss that would be gone without fluctuations.
@@ -484,29 +482,3 @@ class _MultiOutputSolve:
         optimism = left_out * float(unseen.mean() - seen.mean()) / 2
         chance = float(seen.std()) * math.sqrt(left_out / (2 * len(seen)))
         return optimism, (abs(optimism) / 4 + chance) / float(seen.mean() + optimism)
-
-    def _reasons(self) -> list[str]:
-        reasons = []
-        if self.steepest > LARGEST_STEP:
-            reasons.append(
-                f"The learning rate times the largest curvature is {self.steepest:.3g}, above {LARGEST_STEP:g}: "
-                "steps overshoot."
-            )
-        if self.has_risen:
-            reasons.append("The forecast loss rises to more than twice its start: time steps may be too coarse for it.")
-        if self.is_fitted:
-            reasons.append(OF_A_FIT)
-        if self.is_noise_alone:
-            reasons.append(
-                f"Fluctuations of the weights make more than {NOISE_ALONE:.0%} of the loss. They are taken to be "
-                "independent from output to output; the loss is likely more than a tenth too high."
-            )
-        if self.of_columns_together > TOGETHER:
-            reasons.append(
-                f"Columns beyond the {self.split - 1} with a full covariance move together and are taken for "
-                f"independent: the loss is likely about {self.of_columns_together:.0%} too high. Centre the columns, "
-                "or use fewer."
-            )
-        if self.examples.held_out is not None:
-            reasons.append(f"Computed from {self.rows.num_examples:,} of {self.examples.num_all:,} training examples.")
-        return reasons
