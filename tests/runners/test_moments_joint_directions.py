@@ -9,7 +9,7 @@ import scipy.sparse
 from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, linear_model
 from noisecast.problems.datasets import Dataset
 from noisecast.runners import moments
-from noisecast.runners.moments import Moments, examples
+from noisecast.runners.moments import Moments, examples, parted_rows
 
 SEED_DATA = 640_004
 
@@ -41,7 +41,7 @@ def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
         return Moments(full_covariance_features=num_full).forecast(scenario, [500]).metrics
 
     whole, few = found(200), found(10)
-    monkeypatch.setattr(examples, "MOST_JOINT", 0)
+    monkeypatch.setattr(parted_rows, "MOST_JOINT", 0)
     joint, without = (
         {name: float(part[name][-1] / whole[name][-1] - 1) for name in ("loss", "loss_std", "params_norm")}
         for part in (few, found(10))
@@ -71,13 +71,13 @@ def test_groups_of_equal_columns_are_one_direction_each():
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e12])
 def test_joint_directions_do_not_depend_on_units(scale):
     rest = np.random.default_rng(SEED_DATA).normal(size=(50, 4)) @ np.diag([8.0, 4.0, 1.0, 0.01])
-    found = examples._joint_directions((scale * rest).astype(np.float32))
+    found = parted_rows.joint_directions((scale * rest).astype(np.float32))
     assert found.shape == (4, 3 if scale else 0)  # the last holds a millionth of the energy
     np.testing.assert_allclose(found.T @ found, np.eye(found.shape[1]), atol=1e-5)
 
 
 def test_what_the_rest_adds_beside_its_joint_directions(monkeypatch):
-    monkeypatch.setattr(examples, "MOST_JOINT", 3)
+    monkeypatch.setattr(parted_rows, "MOST_JOINT", 3)
     rows = examples.Examples.of(linear_model(common_words(400, 60)), 20, 400).train
     assert rows.joint.shape == (40, 3) and rows.split == 21 and rows.block.shape[1] == 24
     np.testing.assert_allclose(rows.joint.T @ rows.joint, np.eye(3), atol=1e-6)
@@ -92,7 +92,10 @@ def test_what_the_rest_adds_beside_its_joint_directions(monkeypatch):
     np.testing.assert_allclose(rows.logit_covariance(root @ root.T, variance), full, rtol=1e-4, atol=1e-4)
     weights = np.random.default_rng(SEED_DATA).normal(size=61)
     np.testing.assert_allclose(
-        rows.block @ rows.in_block(weights) + rest @ rows.beside(weights), rows.dot(weights), rtol=1e-4, atol=1e-5
+        rows.block @ rows.in_block(weights) + rest @ rows.beside(weights[rows.split :]),
+        rows.dot(weights),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
@@ -101,4 +104,4 @@ def test_where_there_are_no_joint_directions_nothing_is_read():
     beyond = np.full(1, np.nan, np.float32)
     none = np.lib.stride_tricks.as_strided(beyond, (7, 0), (0, 0))
     for one, other in itertools.permutations([none, np.ones((7, 3), np.float32)[:, 3:]]):
-        np.testing.assert_array_equal(examples.row_dots(one, other), np.zeros(7))
+        np.testing.assert_array_equal(parted_rows.row_dots(one, other), np.zeros(7))

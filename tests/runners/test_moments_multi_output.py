@@ -13,7 +13,7 @@ from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenar
 from noisecast.problems.datasets import Dataset, bundled, label_sets
 from noisecast.problems.linear import MULTI_LABEL_MEAN
 from noisecast.runners import Training
-from noisecast.runners.moments import Moments, multi_output, output_examples
+from noisecast.runners.moments import Moments, multi_output, output_examples, parted_rows
 
 SEED_DATA, SEED_RUNS = 671_001, 671_100
 N, P, M, B = 800, 40, 6, 20
@@ -222,19 +222,27 @@ def of_pixels(side: int) -> Scenario:
 
 
 def test_columns_that_move_together_are_forecast_together(monkeypatch):
-    """All 64 have a covariance, though 500 weights divided by ten classes would be 50 of them."""
+    """All 64 have a covariance, though 500 weights divided by ten classes would be 50 of them; those 50 and the joint
+    directions of the others do as well, and without these the loss is too high.
+    """
     scenario = of_pixels(8)
     values = trained(scenario, [], 12)
     mean, error = (part()["loss"].loc[300].item() for part in (values.mean, values.sem))
     found = forecast(scenario, [])
     assert not found.reasons and abs(found.metrics["loss"][-1] - mean) < 0.03 * mean + 2 * error
     monkeypatch.setattr(output_examples, "MOST_WEIGHTS_OF_ALL", 0)
+    joint = forecast(scenario, [])
+    assert not joint.reasons and abs(joint.metrics["loss"][-1] / found.metrics["loss"][-1] - 1) < 0.005
+    monkeypatch.setattr(parted_rows, "MOST_JOINT", 0)
     apart = forecast(scenario, [])
     assert apart.metrics["loss"][-1] > 1.06 * mean + 2 * error
     assert "move together" in " ".join(apart.reasons)
 
 
-def test_where_they_are_too_many_it_says_so():
-    found = forecast(of_pixels(24), [], subsample=300, time_steps=12)
+def test_where_they_are_too_many_it_says_so(monkeypatch):
+    few = {"subsample": 300, "time_steps": 12}
+    assert "move together" not in " ".join(forecast(of_pixels(24), [], **few).reasons)
+    monkeypatch.setattr(parted_rows, "MOST_JOINT", 0)
+    found = forecast(of_pixels(24), [], **few)
     assert "Columns beyond the 50 with a full covariance move together" in " ".join(found.reasons)
     assert found.extrapolated[-1]

@@ -1,6 +1,5 @@
 """The rows of a linear model as a forecast reads them."""
 
-import math
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -10,68 +9,22 @@ import scipy.sparse
 from noisecast.privacy.noise import Purpose, RandomRoot, key_data, key_for
 from noisecast.problems.linear import Labelled, LinearModel
 from noisecast.problems.rows import DenseRows
+from noisecast.runners.moments.parted_rows import PartedRows, parted, row_dots
 
 # Test examples, above which some stand for all: at most, and as a multiple of the training examples that do.
 LARGEST_TEST, TEST_SHARE = 50_000, 4
-# Directions of the rest with a full covariance: at most, and the share of its energy that each holds. Of IMDB's words
-# it is that of their frequencies (0.03 to 0.05; the next has 0.004), of collinear groups one a group.
-MOST_JOINT, JOINT_SHARE = 48, 0.0075
-ROWS_OF_JOINT, SUBSPACE_STEPS = 8_000, 6
 COLUMNS_AT_ONCE, ROWS_AT_ONCE = 75, 1_000  # of the block
 
 
-class Rows:
-    """Labelled rows in two parts: a dense block of columns that have a full covariance, and the rest.
-
-    The block is [most energetic features, bias, R]: R = rest . V are the rest's components along a few orthonormal
-    directions, in which features that are each too faint for the block fluctuate together, and which they bend
-    together. The rest's own variances are those beside V.
-
-    Args:
-      block: (n, K + 1 + r) float32.   rest: (n, p - K), CSR or dense, float32.   joint: V; (p - K, r) float32.
-      labels: (n,).   lengths: sqrt(|x|^2 + 1); (n,).
-    """
+class Rows(PartedRows):
+    """Labelled rows.   labels: (n,); the rest is of `PartedRows`."""
 
     def __init__(self, block: np.ndarray, rest: Any, joint: np.ndarray, labels: np.ndarray, lengths: np.ndarray):
-        self.block, self.rest, self.joint, self.labels, self.lengths = block, rest, joint, labels, lengths
-        self.split = block.shape[1] - joint.shape[1]  # K + 1: the features themselves, and the bias
-        self.joint_shares = joint.astype(np.float64) ** 2  # V_jk^2
-        self.block_squared = block**2
-        self.rest_squared = rest.power(2) if scipy.sparse.issparse(rest) else rest**2
-        # Views, but for few examples SciPy takes as long to make one as to multiply by it.
-        self.rest_t, self.rest_squared_t = rest.T, self.rest_squared.T
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.labels)
-
-    def presence(self, batch_size: float) -> np.ndarray:
-        """Share of batches in which some row has the feature; (d,)."""
-        return presence_of(batch_size, self.block[:, : self.split], self.rest)
+        super().__init__(block, rest, joint, lengths)
+        self.labels, self.block_squared = labels, block**2
 
     def dot(self, weights: np.ndarray) -> np.ndarray:
-        """x_i . w; (n,)."""
-        weights = weights.astype(np.float32)
-        near, far = weights[: self.split], weights[self.split :]
-        return (self.block[:, : self.split] @ near + self.rest @ far).astype(np.float64)
-
-    def mean_of(self, coefficients: np.ndarray) -> np.ndarray:
-        """(1/n) sum_i c_i x_i; (d,)."""
-        c = (coefficients / self.num_examples).astype(np.float32)
-        return np.concatenate([self.block[:, : self.split].T @ c, self.rest_t @ c]).astype(np.float64)
-
-    def in_block(self, vector: np.ndarray) -> np.ndarray:
-        """Components of a vector of all coordinates along the block's columns; (d,) -> (K + 1 + r,)."""
-        return np.concatenate([vector[: self.split], vector[self.split :] @ self.joint])
-
-    def from_block(self, components: np.ndarray) -> np.ndarray:
-        """The vector of all coordinates that lies within the block and has these components; (K + 1 + r,) -> (d,)."""
-        return np.concatenate([components[: self.split], self.joint @ components[self.split :]])
-
-    def beside(self, vector: np.ndarray) -> np.ndarray:
-        """What is left of it in the rest; (d,) -> (p - K,)."""
-        rest = vector[self.split :]
-        return rest - self.joint @ (rest @ self.joint)
+        return super().dot(weights).astype(np.float64)
 
     def block_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
         """(1/n) sum_i c_i x_i x_i', c >= 0, within the block; (K + 1 + r, K + 1 + r)."""
@@ -126,21 +79,6 @@ class Rows:
     def take(self, chosen: np.ndarray) -> "Rows":
         block, rest, labels, lengths = (part[chosen] for part in (self.block, self.rest, self.labels, self.lengths))
         return Rows(block, rest, self.joint, labels, lengths)
-
-
-def row_dots(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """sum_k a_ik b_ik; (n,), 0 where there is no k.
-
-    By einsum it is twice as fast, but where there is no k NumPy 2.4 multiplies that 0 with a number from beyond the
-    array's end, and whether that is finite is chance.
-    """
-    return np.vecdot(one, other)
-
-
-def presence_of(batch_size: float, *parts: Any) -> np.ndarray:
-    """1 - e^(-B f_j), f_j the share of rows in which column j is not 0; (columns of all parts,)."""
-    shares = [np.asarray((part != 0).sum(axis=0)).ravel() / part.shape[0] for part in parts]
-    return np.maximum(-np.expm1(-batch_size * np.concatenate(shares)), 1e-12)
 
 
 def _dense(matrix: Any) -> np.ndarray:
@@ -210,35 +148,10 @@ def matrix_of(data: Labelled, chosen: np.ndarray) -> Any:
     return scipy.sparse.csr_array((rows.values, rows.indices, starts), shape=shape)[chosen]
 
 
-def _joint_directions(rest: Any) -> np.ndarray:
-    """The right singular vectors of the rest that hold `JOINT_SHARE` of its energy each; (p - K, r).
-
-    By subspace iteration from a fixed start, on some of the rows: what a direction is taken for need not be exact.
-    """
-    rest = rest[:: math.ceil(rest.shape[0] / ROWS_OF_JOINT)]
-    size = min(MOST_JOINT, *rest.shape)
-    largest = abs(rest).max() if size else 0.0
-    if largest == 0:
-        return np.zeros((rest.shape[1], 0), np.float32)
-    rest = rest / largest  # squares of small numbers are nothing in single precision
-    left = np.random.default_rng(0).normal(size=(rest.shape[0], size)).astype(np.float32)
-    for _ in range(SUBSPACE_STEPS):
-        left = np.linalg.qr(rest @ (rest.T @ left))[0]
-    found = rest.T @ left
-    energies, turned = np.linalg.eigh(found.T @ found)
-    kept = energies >= JOINT_SHARE * float((rest * rest).sum(dtype=np.float64))
-    return np.ascontiguousarray(found @ turned[:, kept] / np.sqrt(energies[kept]))
-
-
 def _split(
     features: Any, data: Labelled, chosen: np.ndarray, first: np.ndarray, joint: np.ndarray | None = None
 ) -> Rows:
     """Rows with the features `first` in the block, and the joint directions given, or the rest's own."""
-    others = np.setdiff1d(np.arange(features.shape[1]), first)
-    block, rest = features[:, first], features[:, others]
-    if scipy.sparse.issparse(features):
-        block = block.toarray()
-    joint = _joint_directions(rest) if joint is None else joint
-    block = np.hstack([block, np.ones((len(block), 1)), rest @ joint]).astype(np.float32)
+    block, rest, joint = parted(features, first, joint)
     lengths = np.sqrt(np.asarray(data.rows.squared_norms, np.float64)[chosen] + 1)
     return Rows(block, rest, joint, np.asarray(data.labels)[chosen], lengths)

@@ -21,6 +21,7 @@ from noisecast.runners.moments.forecast import Forecast, collected, time_grid
 from noisecast.runners.moments.logistic_limits import ENOUGH, Limits
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite, residual_bound
 from noisecast.runners.moments.mean_output import MeanOutput
+from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, Response, chord
 from noisecast.theory.common_swing import Swing
@@ -224,7 +225,7 @@ class _LogisticSolve:
         slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
         # Cov u counts the spread of the weights; the linear step counts it too, as eta^2 K J V J K.
         spread = field.jacobian @ around.covariance @ field.jacobian
-        of_rest, gain = found.variance[rest], self._gain_in_block(slope)
+        of_rest, gain = found.variance[rest], gain_in_block(self.rows, slope)
         noise = self._direction_covariance(field, gain, of_rest, halfway) - gain[:, None] * spread * gain
         along = field.law.signal_variance[rest] + field.noise_along
         rest_noise = np.maximum(of_rest - slope[rest] ** 2 * along, 0.0)
@@ -258,31 +259,15 @@ class _LogisticSolve:
             swing,
         )
 
-    def _gain_in_block(self, slope: np.ndarray) -> np.ndarray:
-        """Of the block's columns; along V the mean of the rest's, V' K V without what turns one direction to another.
-
-        The rest's gains are nearly the same where privacy noise makes most of a gradient, and V lies in many of them.
-        """
-        return np.concatenate([slope[: self.split], slope[self.split :] @ self.rows.joint_shares])
-
     def _direction_covariance(
         self, field: _Field, gain: np.ndarray, of_rest: np.ndarray, memory: np.ndarray | None
     ) -> np.ndarray:
-        """Cov u along the block's columns: the closure's of single coordinates; along V u = K g + what is left of it.
-
-        What is left, Var u_j - k^2 Var g_j >= 0, is independent from coordinate to coordinate: the optimizer makes it
-        of each by itself (nothing for DP-SGD, which is linear; most of a sign).
-        """
-        own, joint = slice(None, self.split), self.rows.joint.astype(np.float64)
-        found = gain[:, None] * field.covariance * gain
-        found[own, own] = self.closure.covariance(
+        """Cov u along the block's columns."""
+        own = slice(None, self.split)
+        among = self.closure.covariance(
             field.mean[own], field.covariance[own, own], None if memory is None else memory[own]
         )
-        variance = field.law.variance[self.split :]
-        along = gain[self.split :]
-        left = (joint * of_rest[:, None]).T @ joint - along[:, None] * ((joint * variance[:, None]).T @ joint) * along
-        found[self.split :, self.split :] += left
-        return found
+        return direction_covariance(self.rows, among, field.covariance, gain, of_rest, field.law.variance[self.split :])
 
     def _pushed(
         self, pushed: OwnPush, before: _Field, field: _Field, slope: np.ndarray, noise: np.ndarray,
@@ -404,7 +389,7 @@ class _LogisticSolve:
         less what is averaged out.
         """
         of_rest = found.variance[self.split :]
-        of_block = self._direction_covariance(field, self._gain_in_block(found.gain), of_rest, memory)
+        of_block = self._direction_covariance(field, gain_in_block(self.rows, found.gain), of_rest, memory)
         variance = self.rows.block_spread(of_block) + self.rows.rest_squared_dot(of_rest)
         return self.learning_rate * math.sqrt(float(variance.mean()) / (1 + 2 * self.closure.lag))
 
@@ -412,7 +397,7 @@ class _LogisticSolve:
         """Of the optimizer's drift: in the block by a power iteration that goes on from step to step, since correlated
         features bend together far more than each alone; in the rest that of each. At the start it may pass 2 unharmed.
         """
-        root = np.sqrt(self._gain_in_block(gain))
+        root = np.sqrt(gain_in_block(self.rows, gain))
         of_block, self.direction = power_iteration(
             lambda v: root * (field.jacobian @ (root * v)), self.direction, POWERS
         )

@@ -132,7 +132,7 @@ class LogisticMetrics:
         residual = seen.expectations.full_residual
         pull = data.mean_of(residual * seen.held)
         within = data.in_block(pull)
-        together = within @ at.covariance @ within + data.beside(pull) ** 2 @ at.variance
+        together = within @ at.covariance @ within + data.beside(pull[data.split :]) ** 2 @ at.variance
         linear = linear_variance(
             float(together), (residual * seen.held) ** 2 * seen.alone, residual**2 * seen.variance, num_examples
         )
@@ -170,5 +170,5 @@ def _norm(rows: Rows, mean: np.ndarray, covariance: np.ndarray, variance: np.nda
     variance = variance * (1 - rows.joint_shares.sum(axis=1))
     mean_square = mean @ mean + max(float(np.trace(covariance)), 0.0) + variance.sum()  # rounding may leave less
     within = rows.in_block(mean)
-    along = max(float(within @ covariance @ within), 0.0) + rows.beside(mean) ** 2 @ variance
+    along = max(float(within @ covariance @ within), 0.0) + rows.beside(mean[rows.split :]) ** 2 @ variance
     return expected_norm(mean_square, 2 * (np.sum(covariance**2) + variance @ variance) + 4 * along)

@@ -1,7 +1,7 @@
 """Forecasts of linear models with several outputs: softmax and multi-label.
 
-The outputs' weights fluctuate independently: full covariance among the few features of most energy and the bias,
-variances elsewhere; every logit is Gaussian. The mean feels how outputs compete. A training example damps its own
+The outputs' weights fluctuate independently: full covariance along the columns of a block (`PartedRows`), variances
+beside it; every logit is Gaussian. The mean feels how outputs compete. A training example damps its own
 logits, which variances of single weights miss (`_own_damping`).
 """
 
@@ -14,10 +14,10 @@ from scipy import special
 
 from noisecast.problems.linear import LinearModel
 from noisecast.runners.moments.batch_shape import BatchShape
-from noisecast.runners.moments.examples import presence_of
 from noisecast.runners.moments.forecast import Forecast, Metrics, collected, time_grid
 from noisecast.runners.moments.multi_output_limits import Limits
 from noisecast.runners.moments.output_examples import LAWS, OutputExamples, OutputRows
+from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, chord, sign_response
 from noisecast.theory.frozen_steps import (
@@ -73,9 +73,10 @@ class _Weights(NamedTuple):
     """Gaussian weights in the order [block, rest], and what the optimizer remembers.
 
     Args:
-      mean: (d, m).   covariance: in the block; (m, K + 1, K + 1).   variance: in the rest; (p - K, m).
+      mean: (d, m).   covariance: along the block's columns; (m, K + 1 + r, K + 1 + r).
+      variance: of the rest, beside them; (p - K, m).
       own: variance of the training examples' logits by the rest, over that of independent weights; (n, m).
-      common: variance that all outputs of a feature share, which no loss sees; (d,).
+      common: variance that all outputs share, which no loss sees; of the block's columns, and of the rest.
     """
 
     mean: np.ndarray
@@ -95,8 +96,9 @@ class _Field(NamedTuple):
 
     Args:
       expectations: of every example.   mean: of the clipped gradient; (d, m).
-      jacobian: each output's J in the block; (m, K + 1, K + 1).   jacobian_diag: its diagonal in the rest; (p - K, m).
-      covariance: of the private gradient in the block, the spread of the weights included; (m, K + 1, K + 1).
+      jacobian: each output's J along the block's columns.   jacobian_diag: its diagonal in the rest; (p - K, m).
+      noise_along: of the rest's noise what is along the block's columns; (p - K, m).
+      covariance: of the private gradient along these, the spread of the weights included.
       law: of the private gradient, coordinate by coordinate; (d, m) each.
       root_felt: sqrt a_ic, where signs feel some examples less than others (`BatchShape`); (n, m).
     """
@@ -105,6 +107,7 @@ class _Field(NamedTuple):
     mean: np.ndarray
     jacobian: np.ndarray
     jacobian_diag: np.ndarray
+    noise_along: np.ndarray
     covariance: np.ndarray
     law: GradientLaw
     root_felt: np.ndarray | None
@@ -122,13 +125,13 @@ class _MultiOutputSolve:
         self.learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
         self.closure: Any = scenario.optimizer.theory.closure
         self.examples, self.rows, self.outputs, self.settings = examples, examples.train, examples.law, settings
-        self.split, self.num_outputs = self.rows.block.shape[1], self.rows.targets.shape[1]
+        self.split, self.num_outputs = self.rows.split, self.rows.targets.shape[1]
         self.few = _few(examples.train)
         self.few_tests = None if examples.test is None else _few(examples.test)
         self.gauge = self.outputs.gauge(self.num_outputs)
         self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
         batch_size = self.fill * self.mechanism.expected_batch_size
-        self.presence = presence_of(batch_size, self.rows.block, self.rows.rest)[:, None]
+        self.presence = self.rows.presence(batch_size)[:, None]
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         of_second, of_both = (float(self.mechanism.sampler.batch_noise_variance(mean, 1.0)) for mean in (0.0, 1.0))
         self.second_share, self.mean_share = self.fill * of_second, of_second - of_both
@@ -178,9 +181,12 @@ class _MultiOutputSolve:
         return collected(recorded, subsample_error, self.limits.reasons())
 
     def _start(self) -> _Weights:
-        k, m, d = self.split, self.num_outputs, self.rows.num_weights
+        width, rest = self.rows.block.shape[1], self.rows.rest.shape[1]
+        m, d = self.num_outputs, self.rows.num_weights
         own = np.ones((self.rows.num_examples, m), np.float32)
-        return _Weights(np.zeros((d, m)), np.zeros((m, k, k)), np.zeros((d - k, m)), own, np.zeros(d), None)
+        return _Weights(
+            np.zeros((d, m)), np.zeros((m, width, width)), np.zeros((rest, m)), own, np.zeros(width + rest), None
+        )
 
     def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int, *, depth: int = 0) -> _Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
@@ -213,20 +219,22 @@ class _MultiOutputSolve:
         slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
         share = self.closure.noise_share(step, num_steps)
         lag = self.closure.lag_of(step, num_steps)
+        gain = gain_in_block(self.rows, slope)
         linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
         covariance = np.stack(
             [
                 advance_covariance(
                     at.covariance[a],
                     jacobian=field.jacobian[a],
-                    gain=slope[:split, a],
-                    noise=share * self._block_noise(field, around, halfway, slope, a),
+                    gain=gain[:, a],
+                    noise=share * self._block_noise(field, around, halfway, gain[:, a], found.variance[split:, a], a),
                     **linear,
                 )
                 for a in range(self.num_outputs)
             ]
         )
-        noise = found.variance[split:] - slope[split:] ** 2 * field.law.signal_variance[split:]
+        along = field.law.signal_variance[split:] + field.noise_along
+        noise = found.variance[split:] - slope[split:] ** 2 * along
         noise = share * np.maximum(noise, 0.0)
         variance = advance_variance(
             at.variance, jacobian=field.jacobian_diag, gain=slope[split:], noise=noise, **linear
@@ -241,16 +249,19 @@ class _MultiOutputSolve:
             memory,
         )
 
-    def _block_noise(self, field: _Field, around: _Weights, memory: Any, slope: np.ndarray, a: int) -> np.ndarray:
-        """Noise of output a's directions in the block, without what the spread of the weights adds.
+    def _block_noise(
+        self, field: _Field, around: _Weights, memory: Any, gain: np.ndarray, of_rest: np.ndarray, a: int
+    ) -> np.ndarray:
+        """Noise of output a's directions along the block's columns, without what the spread of the weights adds.
 
         Cov u counts that spread; the linear step counts it too, as eta^2 K J V J K.
         """
-        split = self.split
+        own, covariance = slice(None, self.split), field.covariance[a]
         spread = field.jacobian[a] @ around.covariance[a] @ field.jacobian[a]
-        remembered = None if memory is None else memory[:split, a]
-        direction = self.closure.covariance(field.mean[:split, a], field.covariance[a], remembered)
-        gain = slope[:split, a]
+        remembered = None if memory is None else memory[own, a]
+        among = self.closure.covariance(field.mean[own, a], covariance[own, own], remembered)
+        variance = field.law.variance[self.split :, a]
+        direction = direction_covariance(self.rows, among, covariance, gain, of_rest, variance)
         return direction - gain[:, None] * spread * gain
 
     def _own_damping(
@@ -263,9 +274,10 @@ class _MultiOutputSolve:
         is kept. This is the Onsager term of a rare feature; own derivation, first order in 1/n.
         """
         rows = self.rows
-        before, after = rows.rest_variance(at.variance), np.maximum(rows.rest_variance(variance), 1e-30)
+        before, after = rows.rest_variance(at.variance), rows.rest_variance(variance)
         gained = rows.rest_variance(slope)
-        shared = rows.rest_variance(slope * field.jacobian_diag * variance) / after
+        shared = rows.rest_variance(slope * field.jacobian_diag * variance)
+        shared = np.divide(shared, after, out=np.zeros_like(after), where=after > 0)
         pulled = self.fill * self.gauge * rows.across / self.examples.num_all
         itself = field.expectations.slope * gained * pulled[:, None]
         push = {"noise": rows.rest_variance(noise), "learning_rate": self.learning_rate, "num_steps": num_steps}
@@ -308,25 +320,30 @@ class _MultiOutputSolve:
         found = self._expectations(self.rows, at, at.own)
         mean = self.fill * self.rows.mean_of(found.residual)
         slope = self.fill * self.gauge * found.slope
-        jacobian = self.rows.block_second_moment(slope)
-        jacobian_diag = self.rows.rest_second_moment(slope)
+        jacobian, jacobian_diag = self._jacobian(slope)
         split, privacy = self.split, self.mechanism.mean_noise_std**2
-        block = mean[:split].T
+        block = self.rows.in_block(mean).T
         noise = self.second_share * self.rows.block_second_moment(found.squared_residual)
-        noise += privacy * np.eye(split) - self.mean_share * block[:, :, None] * block[:, None, :]
+        noise += privacy * np.eye(block.shape[1]) - self.mean_share * block[:, :, None] * block[:, None, :]
+        noise_along = self.second_share * self.rows.rest_moment_along(found.squared_residual)
         rest_noise = self.second_share * self.rows.rest_second_moment(found.squared_residual)
         rest_noise += privacy - self.mean_share * mean[split:] ** 2
         spread = jacobian @ at.covariance @ jacobian
-        signal = np.concatenate([np.einsum("aii->ia", spread), jacobian_diag**2 * at.variance])
+        signal = np.concatenate([np.einsum("aii->ia", spread)[:split], jacobian_diag**2 * at.variance])
         # Single precision may leave a variance of nothing below nothing.
-        variance = np.maximum(np.concatenate([np.einsum("aii->ia", noise), rest_noise]), 1e-30)
+        variance = np.maximum(np.concatenate([np.einsum("aii->ia", noise)[:split], rest_noise]), 1e-30)
         law, root_felt = GradientLaw(mean, signal, variance, presence=self.presence, privacy_variance=privacy), None
         if self.batch_shapes is not None:
             law, felt = self._seen_by_signs(found, law)
             found, root_felt = found._replace(slope=felt * found.slope), np.sqrt(felt)
-            jacobian = self.rows.block_second_moment(felt * slope)
-            jacobian_diag = self.rows.rest_second_moment(felt * slope)
-        return _Field(found, mean, jacobian, jacobian_diag, noise + spread, law, root_felt)
+            jacobian, jacobian_diag = self._jacobian(felt * slope)
+        return _Field(found, mean, jacobian, jacobian_diag, noise_along, noise + spread, law, root_felt)
+
+    def _jacobian(self, slope: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """J of examples of these slopes: along the block's columns, and its diagonal in the rest beside them."""
+        # Single precision may leave of nothing less than nothing.
+        of_rest = np.maximum(self.rows.rest_second_moment(slope) - self.rows.rest_moment_along(slope), 0.0)
+        return self.rows.block_second_moment(slope), of_rest
 
     def _seen_by_signs(self, found: OutputExpectations, law: GradientLaw) -> tuple[GradientLaw, np.ndarray]:
         """The law with E sign and gains, and the share with which example i is felt by output a; (n, m)."""
@@ -355,9 +372,11 @@ class _MultiOutputSolve:
     # --- What is recorded ---
 
     def _metrics(self, at: _Weights, field: _Field) -> Metrics:
-        norm = np.sum(at.mean**2) + np.einsum("aii->", at.covariance) + at.variance.sum()
+        beside, width = 1 - self.rows.joint_shares.sum(axis=1), self.rows.block.shape[1]
+        spread = np.einsum("aii->", at.covariance) + beside @ at.variance.sum(axis=1)
+        norm = np.sum(at.mean**2) + spread
         if self.outputs.is_coupled:
-            norm += at.common.sum() - (np.einsum("aii->", at.covariance) + at.variance.sum()) / self.num_outputs
+            norm += at.common[:width].sum() + beside @ at.common[width:] - spread / self.num_outputs
         metrics = {
             **self._quality(self.rows, at, at.own),
             "loss": field.expectations.loss.mean(),
@@ -410,7 +429,7 @@ class _MultiOutputSolve:
         num_pairs = int(np.clip(NUMBERS_IN_SAMPLES // at.mean.size, 4, 64))
         num_gradients = max(4, LOGITS_OF_GRADIENTS // self.rows.targets.size)
         for pair in range(num_pairs):
-            offset = self._root_times(at, rng.standard_normal(at.mean.shape))
+            offset = self._root_times(at, rng.standard_normal((len(at.common), self.num_outputs)))
             for weights in (at.mean + offset, at.mean - offset):
                 for name, (rows, _) in parts.items():
                     logits = rows.dot(weights)
@@ -426,12 +445,13 @@ class _MultiOutputSolve:
         return {"gradient_norm": float(np.mean(norms)), **(deviations if num_pairs >= FEWEST_PAIRS else {})}
 
     def _root_times(self, at: _Weights, vector: np.ndarray) -> np.ndarray:
-        """V^(1/2) v."""
-        split = self.split
+        """V^(1/2) v, of the block's columns and of the rest beside them."""
+        width = self.rows.block.shape[1]
         eigenvalues, basis = np.linalg.eigh(at.covariance)
-        inside = np.einsum("aji,ja->ia", basis, vector[:split])
-        block = np.einsum("aij,ja->ia", basis, np.sqrt(np.maximum(eigenvalues, 0.0)).T * inside)
-        return np.concatenate([block, np.sqrt(np.maximum(at.variance, 0.0)) * vector[split:]])
+        inside = np.einsum("aji,ja->ia", basis, vector[:width])
+        offset = self.rows.from_block(np.einsum("aij,ja->ia", basis, np.sqrt(np.maximum(eigenvalues, 0.0)).T * inside))
+        offset[self.split :] += self.rows.beside(np.sqrt(np.maximum(at.variance, 0.0)) * vector[width:])
+        return offset
 
     # --- Where it may be off ---
 

@@ -7,9 +7,7 @@ from noisecast.runners.moments.forecast import FITTED, OF_A_FIT
 
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot
 NOISE_ALONE = 0.8  # of the loss, that fluctuations of the weights make: beyond it a trained loss is far lower
-# Where columns without covariances move together the loss comes out too high, by so many times the share of it that is
-# of them (2 to 3, of pixels); beyond which part of itself that is said.
-TIMES_TOGETHER, TOGETHER = 2.5, 0.05
+TOGETHER = 0.05  # of the loss, by which columns that move together without covariances make it too high
 
 
 @dataclass
@@ -54,7 +52,8 @@ class Limits:
           together: share of the logits' variance that is forecast as of independent weights, and is not.
         """
         self.is_noise_alone = of_noise > NOISE_ALONE and self.competes
-        self.of_columns_together = TIMES_TOGETHER * of_noise * together
+        # Fitted to pixels, with more and fewer joint directions: right within half of itself from 4 % to 200 %.
+        self.of_columns_together = of_noise * together**2 / (1 - together / 2)
         self.is_fitted = loss < FITTED * self.first_loss
         return self.is_noise_alone or self.is_fitted or self.of_columns_together > TOGETHER
 

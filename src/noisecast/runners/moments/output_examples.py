@@ -8,6 +8,7 @@ import scipy.sparse
 
 from noisecast.problems.linear import MULTI_LABEL, MULTI_LABEL_MEAN, SOFTMAX, Labelled, Likelihood, LinearModel
 from noisecast.runners.moments.examples import matrix_of, subsample_of
+from noisecast.runners.moments.parted_rows import PartedRows, parted, row_dots
 from noisecast.theory.softmax_moments import INDEPENDENT_OUTPUTS, MEAN_OF_OUTPUTS, SOFTMAX_OUTPUTS, Nodes, OutputLaw
 
 LAWS: tuple[tuple[Likelihood, OutputLaw], ...] = (
@@ -16,23 +17,19 @@ LAWS: tuple[tuple[Likelihood, OutputLaw], ...] = (
     (MULTI_LABEL_MEAN, MEAN_OF_OUTPUTS),
 )
 MOST_IN_PAIRS = 1000  # examples that say how far columns move together
+ROUNDING = 1e-5  # of a sum in single precision: a smaller difference of two such is none
 MOST_LOGITS = 2_500_000  # examples times outputs; more examples are left out
 MOST_BLOCK_WEIGHTS = 500  # weights with covariances: that many, divided by the outputs, are the features in the block
 # Unless all fit: then none is left to variances, which know nothing of columns that move together, as pixels do.
 MOST_WEIGHTS_OF_ALL, MOST_PRODUCTS = 3000, 1_500_000_000  # examples times outputs times features^2, at every time step
 
 
-class OutputRows:
-    """Rows with targets of m outputs, split into a dense block [most energetic features, bias] and the rest.
+class OutputRows(PartedRows):
+    """Rows with targets of m outputs.   targets: (n, m), 0 or 1; the rest is of `PartedRows`."""
 
-    Args:
-      block: (n, K + 1) float32.   rest: (n, p - K), CSR or dense, float32.
-      targets: (n, m), 0 or 1.   lengths: sqrt(|x|^2 + 1); (n,).
-    """
-
-    def __init__(self, block: np.ndarray, rest: Any, targets: np.ndarray, lengths: np.ndarray):
-        self.block, self.rest, self.targets, self.lengths = block, rest, targets, lengths
-        self.rest_squared = rest.power(2) if scipy.sparse.issparse(rest) else rest**2
+    def __init__(self, block: np.ndarray, rest: Any, joint: np.ndarray, targets: np.ndarray, lengths: np.ndarray):
+        super().__init__(block, rest, joint, lengths)
+        self.targets = targets
         self.rest_t, self.rest_squared_t = (_transposed(part) for part in (rest, self.rest_squared))
         self.nodes = Nodes(*targets.shape)
         self.labels = targets.argmax(axis=1)
@@ -41,45 +38,22 @@ class OutputRows:
         # Share of |x|^4 that different features make: what the variances of single weights do not see.
         self.across = (1 - ((self.rest_squared * self.rest_squared) @ ones) / norms**2).astype(np.float32)
 
-    @property
-    def num_examples(self) -> int:
-        return len(self.targets)
-
-    @property
-    def split(self) -> int:
-        """K + 1, weights in the block."""
-        return self.block.shape[1]
-
-    @property
-    def num_weights(self) -> int:
-        """d, of one output."""
-        return self.block.shape[1] + self.rest.shape[1]
-
     @cached_property
     def together(self) -> float:
-        """1 - sum_j M_jj^2/|M|^2 of the rest, M = E x x': 0 where its columns are uncorrelated, 1 where they are one.
+        """1 - sum_j M_jj^2/|M|^2 of the rest beside V, M = E y y': 0 where its columns are uncorrelated, 1 where they
+        are one.
 
-        |M|^2 = E (x'y)^2 over pairs of different examples.
+        |M|^2 = E (y'z)^2 over pairs of different examples.
         """
-        few = self.rest[:: -(-self.num_examples // MOST_IN_PAIRS)]
-        squared = self.rest_squared[:: -(-self.num_examples // MOST_IN_PAIRS)]
-        products = few @ few.T
+        few = self.take(np.arange(0, self.num_examples, -(-self.num_examples // MOST_IN_PAIRS)))
+        products, along = few.rest @ few.rest.T, few.block[:, few.split :]
         products = np.asarray(products.toarray() if scipy.sparse.issparse(products) else products, np.float64)
+        products -= along @ along.T
         n = len(products)
         whole = (float((products**2).sum()) - float((np.diag(products) ** 2).sum())) / max(n * (n - 1), 1)
-        apart = float((np.asarray(squared.sum(axis=0), np.float64) ** 2).sum()) / n**2
+        beside = few.rest_second_moment(np.ones((n, 1))) - few.rest_moment_along(np.ones((n, 1)))
+        apart = float((beside**2).sum())
         return max(0.0, 1 - apart / whole) if whole > 0 else 0.0
-
-    def dot(self, weights: np.ndarray) -> np.ndarray:
-        """x_i W; (n, m) from (d, m)."""
-        split = self.block.shape[1]
-        weights = weights.astype(np.float32)
-        return self.block @ weights[:split] + self.rest @ weights[split:]
-
-    def mean_of(self, coefficients: np.ndarray) -> np.ndarray:
-        """(1/n) sum_i x_i c_i'; (d, m) from (n, m)."""
-        c = (coefficients / self.num_examples).astype(np.float32)
-        return np.concatenate([self.block.T @ c, self.rest_t @ c]).astype(np.float64)
 
     def block_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
         """(1/n) sum_i c_ia x_i x_i' within the block for every output a, c >= 0; (m, K + 1, K + 1)."""
@@ -91,8 +65,19 @@ class OutputRows:
         return found
 
     def rest_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
-        """(1/n) sum_i c_ia x_ij^2; (p - K, m)."""
+        """(1/n) sum_i c_ia x_ij^2 in the rest; (p - K, m)."""
         return (self.rest_squared_t @ (coefficients / self.num_examples).astype(np.float32)).astype(np.float64)
+
+    def rest_moment_along(self, coefficients: np.ndarray) -> np.ndarray:
+        """What of it is along V: (1/n) sum_i c_ia (x_ij^2 - y_ij^2), y_i what is left of x_i beside V; (p - K, m)."""
+        along = self.block[:, self.split :]
+        found = np.zeros((self.rest.shape[1], coefficients.shape[1]))
+        if along.shape[1]:
+            for a, of_one in enumerate((coefficients / self.num_examples).astype(np.float32).T):
+                weighted = along * of_one[:, None]
+                moved = 2 * (self.rest_t @ weighted) - self.joint @ (along.T @ weighted)
+                found[:, a] = row_dots(self.joint, moved)
+        return found
 
     def block_variance(self, covariance: np.ndarray) -> np.ndarray:
         """x_i' V_a x_i in the block; (n, m)."""
@@ -102,11 +87,19 @@ class OutputRows:
         return np.maximum(found, 0, out=found)
 
     def rest_variance(self, variance: np.ndarray) -> np.ndarray:
-        """sum_j x_ij^2 v_ja; (n, m)."""
-        return self.rest_squared @ variance.astype(np.float32)
+        """Variance of what independent weights of the rest add to a logit, beside V; (n, m) from (p - K, m)."""
+        whole, along = self.rest_squared @ variance.astype(np.float32), self.block[:, self.split :]
+        if not along.shape[1]:
+            return whole
+        found = whole.copy()
+        for a, of_one in enumerate(variance.T):
+            weighted = of_one[:, None].astype(np.float32) * self.joint
+            found[:, a] -= row_dots(along, 2 * (self.rest @ weighted) - along @ (self.joint.T @ weighted))
+        return np.where(found > ROUNDING * whole, found, 0)
 
     def take(self, chosen: np.ndarray) -> "OutputRows":
-        return OutputRows(*(part[chosen] for part in (self.block, self.rest, self.targets, self.lengths)))
+        block, rest, targets, lengths = (part[chosen] for part in (self.block, self.rest, self.targets, self.lengths))
+        return OutputRows(block, rest, self.joint, targets, lengths)
 
 
 class OutputExamples(NamedTuple):
@@ -133,15 +126,16 @@ class OutputExamples(NamedTuple):
         features = matrix_of(problem.train, chosen)
         energy = scipy.sparse.csr_array(features).power(2).sum(axis=0)
         order = np.argsort(-np.asarray(energy), kind="stable")
-        num_block = _num_in_block(num_full, len(chosen), m, problem.num_features)
+        first = order[: _num_in_block(num_full, len(chosen), m, problem.num_features)]
+        train = _split(features, problem.train, chosen, first, None, m)
 
         def rows(data: Labelled, at: np.ndarray) -> OutputRows:
-            return _split(matrix_of(data, at), data, at, order, num_block, m)
+            return _split(matrix_of(data, at), data, at, first, train.joint, m)
 
         test = None if problem.test is None else rows(problem.test, subsample_of(problem.test, len(chosen))[0])
         held_out = rows(problem.train, others) if len(others) else None
         num_tests = 0 if problem.test is None else len(problem.test.labels)
-        return cls(_split(features, problem.train, chosen, order, num_block, m), test, law, n, num_tests, held_out)
+        return cls(train, test, law, n, num_tests, held_out)
 
 
 def _num_in_block(asked: int, num_examples: int, num_outputs: int, num_features: int) -> int:
@@ -152,17 +146,14 @@ def _num_in_block(asked: int, num_examples: int, num_outputs: int, num_features:
 
 
 def _split(
-    features: Any, data: Labelled, at: np.ndarray, order: np.ndarray, num_block: int, num_outputs: int
+    features: Any, data: Labelled, at: np.ndarray, first: np.ndarray, joint: np.ndarray | None, num_outputs: int
 ) -> OutputRows:
-    block, rest = features[:, order[:num_block]], features[:, order[num_block:]]
-    if scipy.sparse.issparse(features):
-        block = block.toarray()
-    block = np.hstack([block, np.ones((len(block), 1))]).astype(np.float32)
+    block, rest, joint = parted(features, first, joint)
     labels = np.asarray(data.labels)[at].reshape(len(at), -1)
     targets = np.zeros((len(at), num_outputs + 1), np.float32)  # padding, -1, falls into the last column
     np.put_along_axis(targets, labels, 1.0, axis=1)
     lengths = np.sqrt(np.asarray(data.rows.squared_norms, np.float64)[at] + 1)
-    return OutputRows(block, rest, targets[:, :-1], lengths)
+    return OutputRows(block, rest, joint, targets[:, :-1], lengths)
 
 
 def _transposed(matrix: Any) -> Any:

@@ -1,0 +1,144 @@
+"""Rows in two parts: a dense block of columns that have a full covariance, and the rest, which has variances."""
+
+import math
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+# Directions of the rest with a full covariance: at most, and the share of its energy that each holds. Of IMDB's words
+# it is that of their frequencies (0.03 to 0.05; the next has 0.004), of collinear groups one a group.
+MOST_JOINT, JOINT_SHARE = 48, 0.0075
+ROWS_OF_JOINT, SUBSPACE_STEPS = 8_000, 6
+
+
+class PartedRows:
+    """Rows x_i, whose block is [most energetic features, bias, R].
+
+    R = rest . V are the rest's components along a few orthonormal directions, in which features that are each too faint
+    for the block fluctuate together, and which they bend together. The rest's own variances are those beside V.
+
+    Args:
+      block: (n, K + 1 + r) float32.   rest: (n, p - K), CSR or dense, float32.   joint: V; (p - K, r) float32.
+      lengths: sqrt(|x|^2 + 1); (n,).
+    """
+
+    def __init__(self, block: np.ndarray, rest: Any, joint: np.ndarray, lengths: np.ndarray):
+        self.block, self.rest, self.joint, self.lengths = block, rest, joint, lengths
+        self.split = block.shape[1] - joint.shape[1]  # K + 1: the features themselves, and the bias
+        self.joint_shares = joint.astype(np.float64) ** 2  # V_jk^2
+        self.rest_squared = rest.power(2) if scipy.sparse.issparse(rest) else rest**2
+        # Views, but for few examples SciPy takes as long to make one as to multiply by it.
+        self.rest_t, self.rest_squared_t = rest.T, self.rest_squared.T
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_weights(self) -> int:
+        """d, of one output."""
+        return self.split + self.rest.shape[1]
+
+    def presence(self, batch_size: float) -> np.ndarray:
+        """1 - e^(-B f_j), f_j the share of rows in which column j is not 0: of batches that have it; (d,)."""
+        parts = self.block[:, : self.split], self.rest
+        shares = [np.asarray((part != 0).sum(axis=0)).ravel() / self.num_examples for part in parts]
+        return np.maximum(-np.expm1(-batch_size * np.concatenate(shares)), 1e-12)
+
+    def dot(self, weights: np.ndarray) -> np.ndarray:
+        """x_i . w; (n,) from (d,), or (n, m) from (d, m)."""
+        weights = weights.astype(np.float32)
+        return self.block[:, : self.split] @ weights[: self.split] + self.rest @ weights[self.split :]
+
+    def mean_of(self, coefficients: np.ndarray) -> np.ndarray:
+        """(1/n) sum_i c_i x_i; (d,) from (n,), or (d, m) from (n, m)."""
+        c = (coefficients / self.num_examples).astype(np.float32)
+        return np.concatenate([self.block[:, : self.split].T @ c, self.rest_t @ c]).astype(np.float64)
+
+    def in_block(self, weights: np.ndarray) -> np.ndarray:
+        """Components of weights of all coordinates along the block's columns; (d, ...) -> (K + 1 + r, ...)."""
+        return np.concatenate([weights[: self.split], self.joint.T @ weights[self.split :]])
+
+    def from_block(self, components: np.ndarray) -> np.ndarray:
+        """Weights of all coordinates, within the block, of these components; (K + 1 + r, ...) -> (d, ...)."""
+        return np.concatenate([components[: self.split], self.joint @ components[self.split :]])
+
+    def beside(self, rest: np.ndarray) -> np.ndarray:
+        """What is left beside V of weights in the rest; (p - K, ...)."""
+        return rest - self.joint @ (self.joint.T @ rest)
+
+
+def row_dots(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """sum_k a_ik b_ik; (n,), 0 where there is no k.
+
+    By einsum it is twice as fast, but where there is no k NumPy 2.4 multiplies that 0 with a number from beyond the
+    array's end, and whether that is finite is chance.
+    """
+    return np.vecdot(one, other)
+
+
+def parted(features: Any, first: np.ndarray, joint: np.ndarray | None = None) -> tuple[np.ndarray, Any, np.ndarray]:
+    """Block, rest and V of rows with the features `first` in the block, V as given or the rest's own."""
+    others = np.setdiff1d(np.arange(features.shape[1]), first)
+    block, rest = features[:, first], features[:, others]
+    if scipy.sparse.issparse(features):
+        block = block.toarray()
+    joint = joint_directions(rest) if joint is None else joint
+    block = np.hstack([block, np.ones((len(block), 1)), rest @ joint]).astype(np.float32)
+    return block, rest, joint
+
+
+def joint_directions(rest: Any) -> np.ndarray:
+    """The right singular vectors of the rest that hold `JOINT_SHARE` of its energy each; (p - K, r).
+
+    By subspace iteration from a fixed start, on some of the rows: what a direction is taken for need not be exact.
+    """
+    rest = rest[:: math.ceil(rest.shape[0] / ROWS_OF_JOINT)]
+    size = min(MOST_JOINT, *rest.shape)
+    largest = abs(rest).max() if size else 0.0
+    if largest == 0:
+        return np.zeros((rest.shape[1], 0), np.float32)
+    rest = rest / largest  # squares of small numbers are nothing in single precision
+    left = np.random.default_rng(0).normal(size=(rest.shape[0], size)).astype(np.float32)
+    for _ in range(SUBSPACE_STEPS):
+        left = np.linalg.qr(rest @ (rest.T @ left))[0]
+    found = rest.T @ left
+    energies, turned = np.linalg.eigh(found.T @ found)
+    kept = energies >= JOINT_SHARE * float((rest * rest).sum(dtype=np.float64))
+    return np.ascontiguousarray(found @ turned[:, kept] / np.sqrt(energies[kept]))
+
+
+def gain_in_block(rows: PartedRows, gain: np.ndarray) -> np.ndarray:
+    """Of the block's columns; along V the mean of the rest's, V' K V without what turns one direction to another.
+
+    The rest's gains are nearly the same where privacy noise makes most of a gradient, and V lies in many of them.
+    (d, ...) -> (K + 1 + r, ...).
+    """
+    return np.concatenate([gain[: rows.split], rows.joint_shares.T @ gain[rows.split :]])
+
+
+def direction_covariance(
+    rows: PartedRows,
+    own: np.ndarray,
+    covariance: np.ndarray,
+    gain: np.ndarray,
+    of_rest: np.ndarray,
+    variance: np.ndarray,
+) -> np.ndarray:
+    """Cov u along the block's columns: the closure's of single coordinates; along V u = K g + what is left of it.
+
+    What is left, Var u_j - k^2 Var g_j >= 0, is independent from coordinate to coordinate: the optimizer makes it of
+    each by itself (nothing for DP-SGD, which is linear; most of a sign).
+
+    Args:
+      own: Cov u among the block's own features; (K + 1, K + 1).   covariance: of the gradient along its columns.
+      gain: of the block's columns.   of_rest, variance: of u and of the gradient in the rest; (p - K,).
+    """
+    split, joint = rows.split, rows.joint.astype(np.float64)
+    found = gain[:, None] * covariance * gain
+    found[:split, :split] = own
+    along = gain[split:]
+    left = (joint * of_rest[:, None]).T @ joint - along[:, None] * ((joint * variance[:, None]).T @ joint) * along
+    found[split:, split:] += left
+    return found
