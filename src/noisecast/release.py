@@ -29,7 +29,7 @@ class TrainedModel:
 
     Args:
       scenario: what was run.
-      params: released parameters; (d,) float32.
+      params: released parameters; (d,) float32, on a public grid (`privacy/public_grid.py`).
       non_private_metrics: losses and accuracies, computed from the examples without noise: not covered by epsilon.
       statement: the guarantee.
       seconds: wall time of this session's steps.
@@ -144,7 +144,7 @@ def _write_down(account: Account, run: "_Run", scenario: Scenario) -> None:
 
 
 def _finished(run: "_Run", scenario: Scenario, unit: str, also_not_covered: tuple[str, ...], seconds: float):
-    params = run.engine.params[0, 0]
+    params = engines.released_params(run.engine, scenario)
     if not np.isfinite(params).all():
         raise _Diverged(
             f"{scenario.optimizer.name} diverged: its parameters are no longer finite. Use a smaller learning_rate "

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from noisecast.engines import dense, row_sparse, simulate
+from noisecast.optimizers import DPSGD, DPSignSGD
 from noisecast.privacy.aes_noise import AES
 from noisecast.privacy.noise import RandomRoot
+from noisecast.privacy.public_grid import on_public_grid
 from noisecast.scenario import Scenario
 
 # Fastest first: the first that supports a scenario computes it.
@@ -71,6 +73,20 @@ def why_unsupported(scenario: Scenario) -> str | None:
 def why_not_for_release(scenario: Scenario) -> str | None:
     """None, or the sentence that says why the engine's rounding would break the guarantee of this scenario."""
     return row_sparse.why_not_for_release(scenario) if _engine_of(scenario)[0] is row_sparse else None
+
+
+def released_params(run: Any, scenario: Scenario) -> np.ndarray:
+    """A run's parameters as they may be released, (d,) float32: without what their last bits tell (`public_grid`).
+
+    Those of DP-SignSGD are sums of steps of one length, and stay them.   run: of this scenario alone, once.
+    """
+    params, mechanism = run.params[0, 0], scenario.mechanism
+    if isinstance(scenario.optimizer, DPSignSGD) or mechanism.noise_multiplier == 0 or not np.isfinite(params).all():
+        return params
+    stretches = scenario.schedule.stretches(0, scenario.num_steps)
+    walked = sum((stop - begin) * scenario.schedule.at(begin) ** 2 for begin, stop, _ in stretches) ** 0.5
+    each = mechanism.mean_noise_std if isinstance(scenario.optimizer, DPSGD) else 1.0  # others' directions are about 1
+    return on_public_grid(params, scenario.optimizer.learning_rate * walked * each)
 
 
 def explain(scenario: Scenario) -> str:

@@ -56,11 +56,14 @@ def why_not_for_release(scenario: Scenario) -> str | None:
     DP-SGD's clipped gradients are added to float32 weights, and rounded to their spacing, before their noise is, which
     waits. Where steps are hardly longer than the spacing, one record moves the weights by more than is accounted for:
     by up to 1.5 % at FINEST, as measured in `tests/trust/test_sensitivity.py`, by 2 to 15 % at a tenth of that.
+    Steps of DP-SignSGD are counted afterwards, and must not be lost among the weights' own spacings.
     """
     problem, mechanism, optimizer = scenario.problem, scenario.mechanism, scenario.optimizer
-    if type(optimizer) is not DPSGD:  # the others' noise is in the sum that is rounded
+    if type(optimizer) is DPAdam:  # whose noise is in the sum that is rounded
         return None
     largest = float(np.abs(np.asarray(problem.initial_params(), np.float32)).max())
+    if type(optimizer) is DPSignSGD:
+        return _why_steps_are_lost(optimizer.learning_rate * min(scenario.schedule.factors), largest)
     moved = 2 * problem.dim if isinstance(problem, MatrixFactorization) else problem.num_params
     finest = FINEST * float(np.spacing(np.float32(largest))) * moved**0.5
     lowest = optimizer.learning_rate * min(scenario.schedule.factors)
@@ -71,6 +74,16 @@ def why_not_for_release(scenario: Scenario) -> str | None:
         f"Expected learning_rate * l2_clip_norm / batch size >= {finest:.2g} for weights that start as large as "
         f"{largest:.2g}, got {step:.2g}: float32 rounds such steps before noise hides them, so that a record could "
         "move the model by more than epsilon says. Use a larger learning rate or clip norm."
+    )
+
+
+def _why_steps_are_lost(lowest: float, largest: float) -> str | None:
+    if lowest >= (finest := FINEST * float(np.spacing(np.float32(largest)))):
+        return None
+    return (
+        f"Expected a learning_rate of DP-SignSGD >= {finest:.2g} for weights that start as large as {largest:.2g}, got "
+        f"{lowest:.2g}: float32 loses such steps, and which were lost tells what was touched. Use a larger learning "
+        "rate."
     )
 
 
@@ -188,8 +201,10 @@ class _Block:
         self._num_runs = len(scenarios)
         self._batch_key = batch_key(first, root=root, repeat=repeat)
         self._lanes = _lanes(scenarios, form.columns, root, repeat)
-        start = np.asarray(first.problem.initial_params(), np.float32).reshape(-1, form.columns)
-        weights = aligned(np.tile(start, len(scenarios)))
+        self._start = np.asarray(first.problem.initial_params(), np.float32).reshape(-1, form.columns)
+        weights = aligned(np.tile(self._start, len(scenarios)))
+        # Of a schedule: where the phase began. Of one rate: the start, which the problem tells.
+        self._base = weights.copy() if self._counts_steps and len(self._schedule.factors) > 1 else None
         rows, lanes = weights.shape
         self._weights = _LazyWeights(weights, np.zeros(rows, np.int32), self._kernels.flush)
         self._memory = [aligned_zeros((rows, lanes)) for _ in range(self._kernels.num_moments)]
@@ -205,7 +220,9 @@ class _Block:
         for begin, stop, ends_phase in self._schedule.stretches(step, to_step):
             self._advance(begin, stop, self._lanes_at(begin))
             if ends_phase:  # what was postponed is of this phase's rate
-                self._weights.flushed(stop, self._lanes_at(begin), self._scratch)
+                weights = self._weights.flushed(stop, self._lanes_at(begin), self._scratch)
+                if self._base is not None:
+                    self._base[:] = weights[:] = self._whole_steps(weights, begin)
 
     def _lanes_at(self, step: int) -> _kernels.Lanes:
         """With the learning rates of that step."""
@@ -230,9 +247,25 @@ class _Block:
             )  # fmt: skip
             step = stop
 
+    @property
+    def _counts_steps(self) -> bool:
+        return isinstance(self._optimizer, DPSignSGD)
+
+    def _whole_steps(self, weights: np.ndarray, step: int) -> np.ndarray:
+        """DP-SignSGD's weights as base + a whole number of steps of the phase that `step` is in.
+
+        A row that was touched is a sum of steps, each rounded, and one that was not a product: of their last bits an
+        attacker would read which rows had examples. Of the number of steps alone both are made alike.
+        """
+        rate = self._lanes_at(step).learning_rate
+        base = np.tile(self._start, self._num_runs) if self._base is None else self._base
+        return base + np.rint((weights - base) / rate) * rate
+
     def params(self, step: int) -> np.ndarray:
         """(scenarios, d): each run's weights in the problem's own order."""
         weights = self._weights.flushed(step, self._lanes_at(step), self._scratch)
+        if self._counts_steps:
+            weights = self._whole_steps(weights, step)
         by_run = weights.reshape(len(weights), self._num_runs, self._form.columns)
         return np.moveaxis(by_run, 1, 0).reshape(self._num_runs, -1).copy()
 
@@ -264,7 +297,8 @@ class _Block:
         self._scratch.stamp[:] = 0
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return self._weights.arrays() | {f"average_{i}": memory for i, memory in enumerate(self._memory)}
+        found = self._weights.arrays() | {f"average_{i}": memory for i, memory in enumerate(self._memory)}
+        return found if self._base is None else found | {"base": self._base}
 
     def _sums(self, weights: np.ndarray, examples, gradient: np.ndarray) -> list[np.ndarray]:
         runs = self._num_runs

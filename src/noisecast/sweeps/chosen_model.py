@@ -66,7 +66,7 @@ def chosen_model(selection: Selection, questions: Sequence[Question], store: Sto
         not_covered=(*_treated_as_public(scenario), *NOT_COVERED[1:]),  # choosing is covered
         chosen=selection.meaning,
     )
-    return TrainedModel(scenario, run.params[0, 0], metrics, statement, time.monotonic() - began)
+    return TrainedModel(scenario, engines.released_params(run, scenario), metrics, statement, time.monotonic() - began)
 
 
 def _treated_as_public(scenario: Scenario) -> tuple[str, ...]:

@@ -52,8 +52,8 @@ class Limits:
           together: share of the logits' variance that is forecast as of independent weights, and is not.
         """
         self.is_noise_alone = of_noise > NOISE_ALONE and self.competes
-        # Fitted to pixels, with more and fewer joint directions: right within half of itself from 4 % to 200 %.
-        self.of_columns_together = of_noise * together**2 / (1 - together / 2)
+        # Of pixels, with more and fewer joint directions: 6 to 240 %, where this says from as much to three times that.
+        self.of_columns_together = 1.1 * of_noise * together * (1 + together**4)
         self.is_fitted = loss < FITTED * self.first_loss
         return self.is_noise_alone or self.is_fitted or self.of_columns_together > TOGETHER
 
@@ -77,7 +77,7 @@ class Limits:
         if self.of_columns_together > TOGETHER:
             reasons.append(
                 f"Columns beyond the {self.num_in_block} with a full covariance move together and are taken for "
-                f"independent: the loss is likely about {self.of_columns_together:.0%} too high. Centre the columns, "
+                f"independent: the loss may be as much as {self.of_columns_together:.0%} too high. Centre the columns, "
                 "or use fewer."
             )
         if self.used < self.num_examples:
