@@ -21,6 +21,29 @@ WIDEST_HIGH_SPREAD, HIGH = 0.2, 2.0  # the same where the loss is so many times 
 FAR, OF_FEW = 0.9, 2.75  # such a move, and as many times the loss: the loss is that of few outputs, thrown far
 
 
+def swings(step: int, lag: float, curvature: float) -> bool:
+    """Whether directions that lag swing as an underdamped oscillator, and it is early: eta lambda > 1/(4 L)."""
+    return 0 < step < SWINGS_CALM * lag and 4 * lag * curvature > 1
+
+
+def of_swings(lag: float) -> str:
+    return (
+        f"Directions lag by {lag:.2g} steps and swing past where the force turns: before step "
+        f"{SWINGS_CALM * lag:.0f} the loss may be off by tens of per cent."
+    )
+
+
+def of_a_short_run(num_steps: int, lag: float) -> str:
+    return (
+        f"{num_steps} steps are few beside the {lag:.2g} by which the optimizer's directions lag behind gradients: its "
+        "start is forecast only roughly."
+    )
+
+
+def of_a_first_move(move: float) -> str:
+    return f"The first step alone moves the logits by {move:.2g}: what follows is no small step either."
+
+
 @dataclass
 class Limits:
     """What the time steps of one solve have met; beyond the limits a row is `extrapolated`.
@@ -82,15 +105,14 @@ class Limits:
         return self.spread > (WIDEST_HIGH_SPREAD if self.is_high else WIDEST_SPREAD)
 
     def _overshoots(self, step: int, curvature: float) -> bool:
-        """Whether it is early, and directions that lag swing as an underdamped oscillator: eta lambda > 1/(4 L).
+        """`swings`: weights shoot past where the force turns, and back, and only the envelope of that is computed.
 
-        Weights then shoot past where the force turns, and back. What is computed knows only the swings' envelope. They
-        calm down as b1^t, whatever the curvature has become meanwhile.
+        They calm down as b1^t, whatever the curvature has become meanwhile.
 
         Args:
           curvature: the largest so far.
         """
-        overshoots = 0 < step < SWINGS_CALM * self.lag and 4 * self.lag * curvature > 1
+        overshoots = swings(step, self.lag, curvature)
         self.overshot = self.overshot or overshoots
         return overshoots
 
@@ -118,8 +140,7 @@ class Limits:
             ),
             (
                 self.first_move > LARGEST_MOVE,
-                f"The first step alone moves the logits by {self.first_move:.2g}: what follows is no small step "
-                "either.",
+                of_a_first_move(self.first_move),
             ),
             (
                 lasting,
@@ -146,13 +167,11 @@ class Limits:
             (self.is_fitted, OF_A_FIT),
             (
                 self.overshot,
-                f"Directions lag by {self.lag:.2g} steps and swing past where the force turns: before step "
-                f"{SWINGS_CALM * self.lag:.0f} the loss may be off by tens of per cent.",
+                of_swings(self.lag),
             ),
             (
                 self._is_short,
-                f"{self.num_steps} steps are few beside the {self.lag:.2g} by which the optimizer's directions "
-                "lag behind gradients: its start is forecast only roughly.",
+                of_a_short_run(self.num_steps, self.lag),
             ),
             (
                 self.used < FEWEST_EXAMPLES,

@@ -142,6 +142,8 @@ class _MultiOutputSolve:
             used=self.rows.num_examples,
             num_examples=examples.num_all,
             competes=self.outputs.is_coupled and self.num_outputs > 2,
+            lag=self.closure.lag,
+            num_steps=self.num_steps,
         )
 
     def _batch_shapes(self) -> list[BatchShape | None] | None:
@@ -171,6 +173,7 @@ class _MultiOutputSolve:
                 metrics |= {"loss": metrics["loss"] + optimism}
                 is_loose = self.limits.are_passed_by(
                     metrics["loss"],
+                    step=step,
                     of_noise=self._share_of_noise(at, field),
                     together=self._share_of_columns_together(at),
                 )
@@ -220,6 +223,10 @@ class _MultiOutputSolve:
         share = self.closure.noise_share(step, num_steps)
         lag = self.closure.lag_of(step, num_steps)
         gain = gain_in_block(self.rows, slope)
+        more = self._seen_noise(field.law)
+        along = field.law.signal_variance[split:] + field.noise_along
+        noise = share * more[split:] * np.maximum(found.variance[split:] - slope[split:] ** 2 * along, 0.0)
+        more = np.sqrt(gain_in_block(self.rows, more))
         linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
         covariance = np.stack(
             [
@@ -227,15 +234,14 @@ class _MultiOutputSolve:
                     at.covariance[a],
                     jacobian=field.jacobian[a],
                     gain=gain[:, a],
-                    noise=share * self._block_noise(field, around, halfway, gain[:, a], found.variance[split:, a], a),
+                    noise=share
+                    * np.outer(more[:, a], more[:, a])
+                    * self._block_noise(field, around, halfway, gain[:, a], found.variance[split:, a], a),
                     **linear,
                 )
                 for a in range(self.num_outputs)
             ]
         )
-        along = field.law.signal_variance[split:] + field.noise_along
-        noise = found.variance[split:] - slope[split:] ** 2 * along
-        noise = share * np.maximum(noise, 0.0)
         variance = advance_variance(
             at.variance, jacobian=field.jacobian_diag, gain=slope[split:], noise=noise, **linear
         )
@@ -248,6 +254,17 @@ class _MultiOutputSolve:
             at.common + np.maximum(shared, 0) / self.num_outputs,
             memory,
         )
+
+    def _seen_noise(self, law: GradientLaw) -> np.ndarray:
+        """Noise of differences of outputs, which alone a softmax sees, over that of independent ones; (d, m).
+
+        Residuals of outputs that compete sum to 0: batch noise of two of them is correlated by -1/(m - 1) on average,
+        that of their difference m/(m - 1) times as large. Privacy noise is independent.
+        """
+        if not self.outputs.is_coupled:
+            return np.ones_like(law.noise_variance)
+        of_batches = np.clip(1 - law.privacy_variance / law.noise_variance, 0, 1)
+        return 1 + of_batches / (self.num_outputs - 1)
 
     def _block_noise(
         self, field: _Field, around: _Weights, memory: Any, gain: np.ndarray, of_rest: np.ndarray, a: int
@@ -461,7 +478,11 @@ class _MultiOutputSolve:
         if not np.isfinite(field.mean).all():
             return True
         memory = self.closure.memory(at.memory, field.law, step, 1)
-        root = np.sqrt(self.closure.response(field.law, memory).gain)
+        found = self.closure.response(field.law, memory)
+        if step == 0:
+            moved = self.rows.dot(self.learning_rate * found.expected)
+            self.limits.first_move = float(np.sqrt(np.mean(moved**2)))
+        root = np.sqrt(found.gain)
         first = self.direction is None
         if first:  # anything that is not an eigenvector of 0; the gradient may be 0
             start = np.random.default_rng(0).standard_normal(field.mean.shape)
@@ -470,7 +491,7 @@ class _MultiOutputSolve:
         curvature, self.direction = power_iteration(
             lambda v: root * self._curve(field, root * v), self.direction, 4 if first else 1
         )
-        self.limits.steepest = max(self.limits.steepest, self.learning_rate * curvature)
+        self.limits.meet_curvature(self.learning_rate * curvature, step)
         return self.limits.are_passed
 
     def _share_of_noise(self, at: _Weights, field: _Field) -> float:

@@ -4,6 +4,14 @@ import math
 from dataclasses import dataclass
 
 from noisecast.runners.moments.forecast import FITTED, OF_A_FIT
+from noisecast.runners.moments.logistic_limits import (
+    LARGEST_MOVE,
+    SHORTEST_RUN,
+    of_a_first_move,
+    of_a_short_run,
+    of_swings,
+    swings,
+)
 
 LARGEST_STEP = 1.5  # eta times the largest curvature met on the way: steps overshoot
 NOISE_ALONE = 0.8  # of the loss, that fluctuations of the weights make: beyond it a trained loss is far lower
@@ -17,7 +25,10 @@ class Limits:
     Args:
       num_in_block: features with a full covariance.   used, num_examples: with how many it computes, and of how many.
       competes: whether outputs compete, more than two of them: they are taken for independent.
+      lag: of the optimizer's directions behind gradients, in steps.   num_steps: of the run.
+      first_move: of the logits by the first step.
       steepest: learning rate times the largest curvature of all, at any step.
+      on_the_way: the same, beyond the first step.   overshot: by directions that lag, at some row.
       first_loss: where the run starts.   has_risen: to more than twice that, at any step.
       is_fitted, is_noise_alone: of the row judged last.
       of_columns_together: share of its loss, about, that is too much.
@@ -27,7 +38,12 @@ class Limits:
     used: int
     num_examples: int
     competes: bool
+    lag: float
+    num_steps: int
+    first_move: float = 0.0
     steepest: float = 0.0
+    on_the_way: float = 0.0
+    overshot: bool = False
     first_loss: float = math.inf
     has_risen: bool = False
     is_fitted: bool = False
@@ -35,6 +51,7 @@ class Limits:
     of_columns_together: float = 0.0
 
     def meet(self, loss: float, step: int) -> None:
+        """The loss at a step."""
         if step == 0:
             self.first_loss = loss
         self.has_risen = self.has_risen or loss > 2 * self.first_loss
@@ -42,9 +59,18 @@ class Limits:
     @property
     def are_passed(self) -> bool:
         """By what was met so far."""
-        return self.has_risen or self.steepest > LARGEST_STEP
+        return self.has_risen or self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self._is_short
 
-    def are_passed_by(self, loss: float, *, of_noise: float, together: float) -> bool:
+    @property
+    def _is_short(self) -> bool:
+        return self.num_steps < SHORTEST_RUN * self.lag
+
+    def meet_curvature(self, curvature: float, step: int) -> None:
+        """Learning rate times the largest one, at a step."""
+        self.steepest = max(self.steepest, curvature)
+        self.on_the_way = max(self.on_the_way, curvature) if step else 0.0
+
+    def are_passed_by(self, loss: float, *, step: int, of_noise: float, together: float) -> bool:
         """By one row.
 
         Args:
@@ -55,7 +81,9 @@ class Limits:
         # Of pixels, with more and fewer joint directions: 6 to 240 %, where this says from as much to three times that.
         self.of_columns_together = 1.1 * of_noise * together * (1 + together**4)
         self.is_fitted = loss < FITTED * self.first_loss
-        return self.is_noise_alone or self.is_fitted or self.of_columns_together > TOGETHER
+        overshoots = swings(step, self.lag, self.on_the_way)
+        self.overshot = self.overshot or overshoots
+        return overshoots or self.is_noise_alone or self.is_fitted or self.of_columns_together > TOGETHER
 
     def reasons(self) -> list[str]:
         """One sentence for each limit that was passed, and for what was left out."""
@@ -67,8 +95,14 @@ class Limits:
             )
         if self.has_risen:
             reasons.append("The forecast loss rises to more than twice its start: time steps may be too coarse for it.")
+        if self.first_move > LARGEST_MOVE:
+            reasons.append(of_a_first_move(self.first_move))
         if self.is_fitted:
             reasons.append(OF_A_FIT)
+        if self.overshot:
+            reasons.append(of_swings(self.lag))
+        if self._is_short:
+            reasons.append(of_a_short_run(self.num_steps, self.lag))
         if self.is_noise_alone:
             reasons.append(
                 f"Fluctuations of the weights make more than {NOISE_ALONE:.0%} of the loss. They are taken to be "
