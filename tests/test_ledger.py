@@ -295,6 +295,17 @@ def test_a_name_that_looks_like_another_has_no_account(ledger, name):
     assert ledger.datasets == ("reviews",)
 
 
+def test_a_name_is_one_account_however_its_letters_are_composed(ledger):
+    """A Mac writes é as two code points in names of files, a keyboard as one: two budgets would be spent."""
+    composed, apart = "caf\u00e9", "cafe\u0301"
+    ledger.set_budget(apart, epsilon=8.0, delta=DELTA)
+    ledger.set_budget(composed, epsilon=9.0, delta=DELTA)
+    ledger.spend(apart, MECHANISM, 1, what="a model", run="a")
+    assert ledger.datasets == ("reviews", composed) and ledger.budget(apart).epsilon == 9.0
+    assert len(ledger.entries(composed)) == 1 and ledger.spent(composed).epsilon > 0
+    assert {row[2] for row in rows_of(ledger)} <= {"reviews", composed} and not ledger.check()
+
+
 @pytest.mark.parametrize(
     "name, epsilon, delta",
     [("people", "0", "1e-5"), ("people", "1", "1"), ("people", "nan", "1e-5"), (" ", "1", "0.1")],

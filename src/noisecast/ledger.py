@@ -17,6 +17,7 @@ import json
 import math
 import os
 import sqlite3
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,6 +91,15 @@ class Account(NamedTuple):
     dataset: str
 
 
+def account_of(dataset: str) -> str:
+    """The name in composed letters (NFC): written with one code point or two, "é" is one name and one account.
+
+    >>> account_of("cafe\\u0301") == account_of("caf\\u00e9")
+    True
+    """
+    return unicodedata.normalize("NFC", dataset)
+
+
 def check_budget(dataset: str, *, epsilon: float, delta: float) -> None:
     """Whether this could be a budget, asked before there is a ledger. Raises: ValueError: a name or number unfit."""
     _check_name(dataset)
@@ -145,7 +155,7 @@ Spend less: more noise, or fewer steps.
     @property
     def datasets(self) -> tuple[str, ...]:
         """Names of all data sets with a budget, in the order in which they came."""
-        return tuple(dict.fromkeys(row.dataset for row in self._rows() if row.kind == "budget"))
+        return tuple(dict.fromkeys(row.account for row in self._rows() if row.kind == "budget"))
 
     def budget(self, dataset: str) -> Budget:
         """The budget that was set last. Raises: ValueError where none was."""
@@ -153,11 +163,13 @@ Spend less: more noise, or fewer steps.
 
     def budgets(self, dataset: str) -> tuple[BudgetEntry, ...]:
         """Every budget that was set, in order; the last one holds."""
-        return tuple(row.budget() for row in self._rows() if row.kind == "budget" and row.dataset == dataset)
+        return tuple(
+            row.budget() for row in self._rows() if row.kind == "budget" and row.account == account_of(dataset)
+        )
 
     def entries(self, dataset: str) -> tuple[Entry, ...]:
         """Everything that was spent on a data set, in order."""
-        return tuple(row.entry() for row in self._rows() if row.kind == "spend" and row.dataset == dataset)
+        return tuple(row.entry() for row in self._rows() if row.kind == "spend" and row.account == account_of(dataset))
 
     def spent(self, dataset: str) -> PrivacySpent:
         """All entries of a data set composed, at its budget's delta."""
@@ -218,7 +230,7 @@ Spend less: more noise, or fewer steps.
             rows = self._sound_rows(connection)
             budget = _budget(rows, dataset)
             for row in rows:
-                if row.kind == "spend" and row.dataset == dataset and row.entry().run == run:
+                if row.kind == "spend" and row.account == account_of(dataset) and row.entry().run == run:
                     return _same_run(row.entry(), mechanism, num_steps)
             after = _composed(rows, dataset, budget.delta, Run(mechanism, num_steps, run)).epsilon
             if after > budget.epsilon:
@@ -249,7 +261,7 @@ Spend less: more noise, or fewer steps.
         if (damage := _damage(rows)) is not None:  # nothing that could be said of the totals would be worth anything
             return [f"{damage}; do not trust the totals of {self.path}, and put back a backup."]
         found = []
-        for dataset in dict.fromkeys(row.dataset for row in rows):
+        for dataset in dict.fromkeys(row.account for row in rows):
             try:
                 budget = _budget(rows, dataset)
                 spent = _composed(rows, dataset, budget.delta).epsilon
@@ -341,6 +353,10 @@ class _Row(NamedTuple):
     content: str
     hash: str
 
+    @property
+    def account(self) -> str:
+        return account_of(self.dataset)
+
     def entry(self) -> Entry:
         try:
             data = json.loads(self.content)
@@ -390,7 +406,7 @@ def _damage(rows: Sequence[_Row]) -> str | None:
 
 
 def _append(connection: sqlite3.Connection, rows: Sequence[_Row], kind: str, dataset: str, content: Any) -> int:
-    text = json.dumps(content, sort_keys=True, allow_nan=False)
+    text, dataset = json.dumps(content, sort_keys=True, allow_nan=False), account_of(dataset)
     number, before = len(rows) + 1, rows[-1].hash if rows else NO_ENTRY
     row = _Row(number, kind, dataset, text, _hash(before, number, kind, dataset, text))
     connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", row)
@@ -402,10 +418,10 @@ def _hash(before: str, *parts: Any) -> str:
 
 
 def _budget(rows: Sequence[_Row], dataset: str) -> Budget:
-    found = [row for row in rows if row.kind == "budget" and row.dataset == dataset]
+    found = [row for row in rows if row.kind == "budget" and row.account == account_of(dataset)]
     if not found:
         _check_name(dataset)  # what no budget can be set for needs another sentence
-        known = ", ".join(dict.fromkeys(row.dataset for row in rows)) or "none"
+        known = ", ".join(dict.fromkeys(row.account for row in rows)) or "none"
         raise ValueError(
             f"Expected a data set with a budget (here: {known}), got '{dataset}'; set one by: "
             f"noisecast ledger budget LEDGER {dataset} --epsilon 8 --delta 1e-5"
@@ -414,7 +430,7 @@ def _budget(rows: Sequence[_Row], dataset: str) -> Budget:
 
 
 def _runs(rows: Sequence[_Row], dataset: str) -> list[Run]:
-    entries = [row.entry() for row in rows if row.kind == "spend" and row.dataset == dataset]
+    entries = [row.entry() for row in rows if row.kind == "spend" and row.account == account_of(dataset)]
     return [Run(entry.mechanism, entry.num_steps, entry.run) for entry in entries]
 
 
@@ -429,7 +445,7 @@ def _composed(rows: Sequence[_Row], dataset: str, delta: float, *more: Run) -> P
 
 def _order(rows: Sequence[_Row], dataset: str) -> float | None:
     """The Renyi order that the first run and the budget that it had have settled; None before it."""
-    of_dataset = [row for row in rows if row.dataset == dataset]
+    of_dataset = [row for row in rows if row.account == account_of(dataset)]
     first = next((place for place, row in enumerate(of_dataset) if row.kind == "spend"), None)
     if first is None:
         return None

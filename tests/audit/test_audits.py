@@ -10,6 +10,7 @@ from noisecast.audit import LowerBound, Verdict, canary, one_run_audit, white_bo
 from noisecast.audit.standard import standard_audits
 from noisecast.cli import main
 from noisecast.optimizers import OPTIMIZERS
+from noisecast.privacy.drawing import Batches
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.noise import RandomRoot
 
@@ -92,7 +93,34 @@ def test_one_run_of_the_standard_audits_can_prove_something():
 def test_standard_audits_are_of_every_sampler_optimizer_and_engine():
     audits = list(standard_audits(target_epsilon=4.0, target_delta=1e-3, root=ROOT))
     white_box, null, one_run = 5 * 2 * 3 + 3, 2, 2 * 3  # five settings of data and one of a stream
-    assert len(audits) == white_box + null + one_run
+    rare = 2  # of DP-SGD
+    assert len(audits) == white_box + rare + null + one_run
+
+
+def everybody(sampler, key, start, stop, num_examples):
+    return HONEST_BATCHES(Poisson(1.0, sampler.expected_batch_size), key, start, stop, num_examples)
+
+
+def the_first_row(sampler, key, start, stop, num_examples):
+    del key, num_examples
+    mask = np.zeros((stop - start, sampler.width), bool)
+    mask[:, 0] = True
+    return Batches(np.zeros(mask.shape, np.int32), mask)
+
+
+HONEST_BATCHES = Poisson.batches
+
+
+@pytest.mark.parametrize("engine", ["row_sparse", "dense"])
+@pytest.mark.parametrize("batches, is_consistent", [(HONEST_BATCHES, True), (everybody, False), (the_first_row, False)])
+def test_a_record_that_is_drawn_too_often_is_seen(engine, batches, is_consistent, monkeypatch):
+    """By the audit of rare sampling; the other settings prove nothing of batches that hold everybody."""
+    audits = list(standard_audits(
+        target_epsilon=4.0, target_delta=1e-3, root=ROOT, optimizers=(DPSGD,), engines=(engine,), runs=400
+    ))  # fmt: skip
+    monkeypatch.setattr(Poisson, "batches", batches)
+    found = audits[-2]()
+    assert (found.epsilon <= 1.0, found.bound.delta, found.is_consistent) == (True, 0.01, is_consistent)
 
 
 @pytest.mark.slow

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import BaggingClassifier, StackingClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.feature_extraction.text import HashingVectorizer
+from sklearn.linear_model import RANSACRegressor
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
@@ -146,6 +149,34 @@ def test_a_grid_search_runs_and_says_that_it_is_not_covered():
         search.fit(X, Y2)
     assert IN_A_SEARCH in search.best_estimator_.privacy_.not_covered
     assert IN_A_SEARCH not in logistic().fit(X, Y2).privacy_.not_covered
+
+
+def test_k_times_epsilon_is_not_claimed_of_a_bootstrap():
+    """Which repeats rows: one that is in a fit m times is a group of m, and the fit's epsilon is not its own."""
+    bag = BaggingClassifier(logistic(classes=[0, 1]), n_estimators=2, random_state=0)
+    with pytest.warns(PrivacyWarning, match="where no fit has a row twice; a bootstrap repeats rows") as warned:
+        bag.fit(X, Y2)  # labels reach the fits as numbers
+    assert "take bootstrap=False" in str(warned[0].message)
+    for model in bag.estimators_:
+        assert IN_A_SEARCH in model.privacy_.not_covered and "rows that a bootstrap repeated" in IN_A_SEARCH
+
+
+@pytest.mark.parametrize("around, X, y", [
+    (CalibratedClassifierCV(logistic(), method="isotonic", cv=2), X, Y2),
+    (StackingClassifier([("private", logistic(classes=[0, 1]))], cv=2), X, Y2),
+    (RANSACRegressor(factorization(), min_samples=200, max_trials=1, residual_threshold=9.0), PAIRS, RATINGS),
+], ids=["calibrated", "stack", "ransac"])  # fmt: skip
+def test_what_learns_from_scores_is_warned_of(around, X, y):
+    with pytest.warns(PrivacyWarning, match="also those that a calibration or the final estimator of a stack learns"):
+        around.fit(X, y)
+
+
+def test_the_names_of_columns_are_kept_and_said_to_be():
+    pandas = pytest.importorskip("pandas")
+    said = "The names of the columns, which are kept in feature_names_in_."
+    named = logistic().fit(pandas.DataFrame(X, columns=[*"abcd", "of Jane"]), Y2)
+    assert b"of Jane" in pickle.dumps(named) and said in named.privacy_.not_covered
+    assert said not in named.fit(X, Y2).privacy_.not_covered
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", pytest.param("DP-Adam", marks=pytest.mark.slow)])

@@ -337,6 +337,22 @@ def test_epsilon_of_a_run_that_changed_on_the_way_is_refused():
         privacy_spent(engine, optimizer, loader, target_delta=1e-5)
 
 
+def test_epsilon_is_of_the_engine_that_counts_the_steps():
+    """Another engine of equal settings has another number of steps; a hook of one's own counts some, or none."""
+    dataset = toy()
+    (engine, module, optimizer, loader), (other, *others) = private(dataset), private(dataset)
+    train(module, optimizer, loader, epochs=3)
+    train(*others)
+    for wrong in (other, opacus.PrivacyEngine(accountant="rdp")):
+        with pytest.raises(ValueError, match="Expected an optimizer whose steps this engine counts"):
+            privacy_spent(wrong, optimizer, loader, target_delta=1e-5)
+    assert privacy_spent(engine, optimizer, loader, target_delta=1e-5).epsilon > 0
+    for hook in (lambda optimizer: None, None):
+        optimizer.attach_step_hook(hook)
+        with pytest.raises(ValueError, match="leave its step hook as it is"):
+            privacy_spent(engine, optimizer, loader, target_delta=1e-5)
+
+
 def test_opacus_does_not_drop_a_gradient_that_is_not_finite():
     """Which docs/opacus.md warns of: the day this fails, take the warning out."""
     _, module, optimizer, _ = private(toy())

@@ -18,6 +18,7 @@ from noisecast.privacy.noise import Purpose, RandomRoot, key_for
 
 optax = pytest.importorskip("optax", reason="Optax is not installed")
 from noisecast import optax as no  # noqa: E402
+from noisecast.optax import batches as batches_module  # noqa: E402
 
 ROOT = RandomRoot.from_insecure_seed(910_017)  # chosen before any result
 KEY = key_for(Purpose.PRIVACY_NOISE, "test", root=ROOT, repeat=0)
@@ -27,6 +28,12 @@ MAKERS = {"DP-SGD": no.dp_sgd, "DP-SignSGD": no.dp_sign_sgd, "DP-Adam": no.dp_ad
 RNG = np.random.default_rng(5)
 X = jnp.asarray(RNG.normal(size=(200, 3)), jnp.float32)
 Y = jnp.asarray(RNG.normal(size=(200, 2)), jnp.float32)
+
+
+@pytest.fixture(autouse=True)
+def no_batch_was_handed_out(monkeypatch):
+    """The tests have one key; a process draws each of its batches once."""
+    monkeypatch.setattr(batches_module, "_next_steps", {})
 
 
 def params_tree():
@@ -44,6 +51,11 @@ def gradients(params, rows):
 
 
 clipped_sum = jax.jit(no.clipped_sum)
+
+
+def summed(tree, clip=0.5):
+    """As a sum that `clip_and_sum(MECHANISM)` has made."""
+    return no.ClippedSum(tree, clip)
 
 
 def flat(tree) -> np.ndarray:
@@ -105,7 +117,7 @@ def noise_of_five_steps() -> np.ndarray:
     zeros = {"a": jnp.zeros((300, 100)), "b": jnp.zeros(70_001)}
     state, drawn = noise.init(zeros), []
     for _ in range(5):
-        noisy, state = noise.update(zeros, state)
+        noisy, state = noise.update(summed(zeros), state)
         drawn.append(flat(noisy))
     return np.concatenate(drawn).astype(float)
 
@@ -119,15 +131,70 @@ def test_noise_has_the_promised_scale(scale, passes):
     assert (p > 1e-6) == passes
 
 
-def test_a_second_run_from_one_key_is_refused():
-    """Its noise would be the first run's; a program that asks for shapes, or is traced, begins none."""
-    params = {"a": jnp.zeros(3)}
-    for optimizer in (no.add_noise(MECHANISM, KEY), no.dp_sgd(0.1, MECHANISM, KEY)):
-        jax.eval_shape(optimizer.init, params)
+@pytest.mark.parametrize("make", [lambda: no.add_noise(MECHANISM, KEY), lambda: no.dp_sgd(0.1, MECHANISM, KEY)])
+def test_a_second_run_from_one_key_is_refused(make):
+    """Its noise would be the first run's; a program that asks for shapes begins none."""
+    params, optimizer = {"a": jnp.zeros(3)}, make()
+    jax.eval_shape(optimizer.init, params)
+    optimizer.init(params)
+    jax.eval_shape(optimizer.init, params)
+    with pytest.raises(ValueError, match="Expected one run from one key, got a second `init`"):
         optimizer.init(params)
-        jax.eval_shape(optimizer.init, params)
-        with pytest.raises(ValueError, match="Expected one run from one key, got a second `init`"):
-            optimizer.init(params)
+
+
+def test_a_run_that_could_begin_again_unseen_is_refused():
+    """A compiled or vectorised `init` gives one key to many runs: twice the same noise, and a difference without."""
+    params, stack = {"a": jnp.zeros(3)}, {"a": jnp.zeros((4, 3))}
+    for begin in (jax.jit, jax.vmap, lambda init: jax.jit(lambda _: init(params))):
+        with pytest.raises(ValueError, match=r"Expected `init` outside of jax\.jit and jax.vmap"):
+            begin(no.dp_sgd(0.1, MECHANISM, KEY).init)(stack)
+    optimizer = no.add_noise(MECHANISM, KEY)
+    states = jax.vmap(lambda _: optimizer.init(params))(jnp.arange(4))
+    with pytest.raises(ValueError, match=r"Expected the state of one run, got a batch of shape \(4,\)"):
+        no.releases(states)
+
+
+def test_a_trace_for_shapes_that_is_run_all_the_same_releases_nothing():
+    params, optimizer = jnp.zeros(3), no.add_noise(MECHANISM, KEY)
+    init = jax.jit(optimizer.init)
+    jax.eval_shape(init, params)
+    state = init(params)  # from the cache
+    with pytest.raises(ValueError, match="Expected a state with the key of its noise"):
+        optimizer.update(summed(params), state)
+    noisy, _ = jax.jit(lambda state: optimizer.update(summed(params), state))(state)
+    assert np.isnan(noisy).all()
+
+
+def test_an_optimizer_does_not_go_to_another_worker():
+    """Two copies would draw the same noise, each in its first run."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    with pytest.raises(Exception, match="Expected an optimizer that stays in its process"):
+        cloudpickle.dumps(no.dp_sgd(0.1, MECHANISM, KEY))
+
+
+def test_the_key_is_hidden_and_can_be_taken_out():
+    params, optimizer = params_tree(), no.dp_sgd(0.1, MECHANISM, KEY)
+    state = optimizer.init(params)
+    words = [str(word) for word in np.asarray(state[1].key)]
+    assert "<hidden>" in repr(state) and not any(word in repr(state) for word in words)
+    _, state = optimizer.update(gradients(params, jnp.arange(4)), state, params, example_mask=jnp.ones(4, bool))
+    stripped = no.without_key(state)
+    assert no.releases(stripped) == 1 and jax.tree.structure(stripped) == jax.tree.structure(state)
+    assert not any(np.array_equal(leaf, state[1].key) for leaf in jax.tree.leaves(stripped))
+
+
+def test_float64_is_refused():
+    """Its bits below the noise's would be released as they are: a record is there or not, for all to see."""
+    with jax.enable_x64(True):
+        params = {"w": jnp.zeros(3)}
+        optimizer, noise = no.dp_sgd(0.1, MECHANISM, KEY), no.add_noise(MECHANISM, KEY)
+        with pytest.raises(ValueError, match="Expected gradients of at most float32, got float64: float32 noise"):
+            optimizer.update({"w": jnp.ones((2, 3))}, optimizer.init(params), params, example_mask=jnp.ones(2, bool))
+        with pytest.raises(ValueError, match="Expected gradients of at most float32, got float64: float32 noise"):
+            noise.update(summed(params), noise.init(params))
+        small = {"w": jnp.zeros(3, jnp.float32)}
+        noisy, _ = noise.update(summed(small), no.add_noise(MECHANISM, KEY).init(small))
+        assert noisy["w"].dtype == jnp.float32
 
 
 def test_noise_is_fresh_in_every_step_leaf_and_key():
@@ -137,7 +204,7 @@ def test_noise_is_fresh_in_every_step_leaf_and_key():
         noise = no.add_noise(MECHANISM, key)
         state = noise.init(zeros)
         for _ in range(3):
-            noisy, state = noise.update(zeros, state)
+            noisy, state = noise.update(summed(zeros), state)
             drawn += [np.asarray(noisy["a"]), np.asarray(noisy["b"])]
     correlations = np.corrcoef(drawn)[np.triu_indices(len(drawn), 1)]
     assert np.abs(correlations).max() < 5.5 / math.sqrt(1000)
@@ -342,21 +409,68 @@ def test_what_leaves_steps_out_goes_around_what_follows_the_noise(wrap):
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-def test_around_the_noise_it_is_not_counted(wrap):
+def test_around_the_noise_nothing_fits_and_nothing_is_counted(wrap):
+    """A step that is left out would hand on the sum without noise, or another sum than the accounted one."""
     params = params_tree()
-    tail = optax.chain(optax.identity(), wrap(optax.chain(no.add_noise(MECHANISM, KEY), optax.sgd(0.1))))
-    _, state = after(tail, params, 2, params)
+    private = optax.chain(no.clip_and_sum(MECHANISM), wrap(optax.chain(no.add_noise(MECHANISM, KEY), optax.sgd(0.1))))
+    state = private.init(params)
     with pytest.raises(ValueError, match=r"outside of any wrapper that leaves steps out, got it within a \w+State:"):
         no.releases(state)
+    with pytest.raises((TypeError, ValueError, AttributeError), match=r"clip_and_sum|ClippedSum"):
+        after(optax.chain(no.clip_and_sum(MECHANISM), wrap(no.add_noise(MECHANISM, KEY))),
+              gradients(params, jnp.arange(4)), 1, params)  # fmt: skip
 
 
-def test_why_they_do_not_go_around_the_noise():
-    """Which docs/optax.md tells: a step that is left out hands on the sum without noise. If this fails, untell it."""
-    params = params_tree()
-    skipped, _ = after(WRAPPERS["conditionally_transform"](no.add_noise(MECHANISM, KEY)), params, 2, params)
-    np.testing.assert_array_equal(flat(skipped), flat(params))
-    zeros, _ = after(WRAPPERS["conditionally_mask"](no.add_noise(MECHANISM, KEY)), params, 2, params)
-    assert not flat(zeros).any()
+BETWEEN = {
+    "scale": lambda: optax.scale(10.0),
+    "trace": lambda: optax.trace(0.9),
+    "apply_every": lambda: optax.apply_every(4),
+    "ema": lambda: optax.ema(0.9),
+    "scale_by_adam": optax.scale_by_adam,
+    "normalize_by_update_norm": optax.normalize_by_update_norm,
+    "scale_by_learning_rate": lambda: optax.scale_by_learning_rate(100.0),
+    "scale_by_schedule": lambda: optax.scale_by_schedule(lambda step: 10.0),
+    "add_decayed_weights": lambda: optax.add_decayed_weights(0.1),
+    "zero_nans": optax.zero_nans,
+    "clip": lambda: optax.clip(1.0),
+    "clip_by_global_norm": lambda: optax.clip_by_global_norm(1.0),
+    "centralize": optax.centralize,
+    "keep_params_nonnegative": optax.keep_params_nonnegative,
+    "stateless": lambda: optax.stateless_with_tree_map(lambda g, p: 10 * g),
+}
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("params", [jnp.zeros(2), {"a": jnp.zeros(3), "b": jnp.zeros(2)}], ids=["array", "tree"])
+@pytest.mark.parametrize("make", BETWEEN.values(), ids=BETWEEN)
+def test_nothing_goes_between_the_clipping_and_the_noise(make, params, is_compiled):
+    """One example would move what is given noise by ten times the clip norm (trace), or by as much as it is scaled."""
+    batch = jax.tree.map(lambda p: jnp.ones((4, *p.shape)), params)
+    private = optax.chain(no.clip_and_sum(MECHANISM), make(), no.add_noise(MECHANISM, KEY))
+    update = jax.jit(private.update) if is_compiled else private.update
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        update(batch, private.init(params), params, example_mask=jnp.ones(4, bool))
+
+
+def test_what_goes_between_is_told_in_a_sentence():
+    params = jnp.zeros(2)
+    private = optax.chain(no.clip_and_sum(MECHANISM), optax.scale(10.0), no.add_noise(MECHANISM, KEY))
+    with pytest.raises(TypeError, match="Expected nothing between clip_and_sum and add_noise"):
+        private.update(jnp.ones((4, 2)), private.init(params), params, example_mask=jnp.ones(4, bool))
+
+
+def test_the_noise_is_given_to_a_sum_of_its_own_clip_norm_alone():
+    params, noise = jnp.zeros(2), no.add_noise(MECHANISM, KEY)
+    state = noise.init(params)
+    with pytest.raises(ValueError, match="Expected what clip_and_sum hands on, got Array"):
+        noise.update(params + 0.0, state)
+    with pytest.raises(ValueError, match=r"clipped to the mechanism's l2_clip_norm 0.5, got one clipped to 5"):
+        noise.update(summed(params, clip=5.0), state)
+    # A batch in two parts: what docs/optax.md tells.
+    total = no.clipped_sum(jnp.ones((2, 2)), 0.5) + no.clipped_sum(jnp.ones((3, 2)), 0.5)
+    quiet = no.add_noise(QUIET, KEY)
+    noisy, _ = quiet.update(no.ClippedSum(total, 0.5), quiet.init(params))
+    np.testing.assert_allclose(noisy, 5 * 0.5 / math.sqrt(2) / 16, rtol=1e-5)
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
@@ -374,9 +488,41 @@ def test_batches_are_the_samplers_own_across_blocks_and_never_cut():
         np.testing.assert_array_equal(rows[mask], want)
     crowded = nc.SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=nc.Poisson(1e-3, 4))
     # Batches of 4 at q = 1/1000 come from 4,000 examples; one record more or less does not matter, another size does.
-    assert len(list(no.private_batches(crowded, KEY, num_steps=2, num_examples=4_001))) == 2
+    assert len(list(no.private_batches(crowded, bytes(32), num_steps=2, num_examples=4_001))) == 2
     with pytest.raises(ValueError, match=r"Expected num_examples near the sampler's own 4000 \(B/q\), got 10000"):
         no.private_batches(crowded, KEY, num_steps=1, num_examples=10_000)
+
+
+@pytest.mark.parametrize("sampler", [nc.Poisson(0.08, 16), nc.FixedSize(16, 200), nc.Shuffled(20, 200)])
+def test_a_loop_goes_on_with_the_batches_that_follow(sampler):
+    mechanism = nc.SampledGaussian(
+        noise_multiplier=1.0, l2_clip_norm=1.0, sampler=sampler, adjacency=nc.Adjacency.REPLACE_ONE
+    )
+    size = {"num_examples": 200}
+    begun = list(no.private_batches(mechanism, KEY, num_steps=30, **size))
+    begun += no.private_batches(mechanism, KEY, num_steps=270, first_step=30, **size)
+    batches_module._next_steps.clear()
+    assert len(begun) == 300
+    for (rows, mask), (same, its_mask) in zip(begun, no.private_batches(mechanism, KEY, num_steps=300, **size)):
+        np.testing.assert_array_equal(rows[mask], same[its_mask])
+
+
+def test_batches_are_handed_out_once():
+    """Ten epochs of one key's first hundred steps are the same batches ten times: epsilon 23 where 1.8 is accounted."""
+    asked = {"num_steps": 5, "num_examples": 200}
+    first, second = (no.private_batches(MECHANISM, KEY, **asked) for _ in range(2))
+    next(first)
+    with pytest.raises(ValueError, match="got step 0 of a key whose steps up to 0 were handed out"):
+        no.private_batches(MECHANISM, KEY, **asked)
+    with pytest.raises(ValueError, match="Go on with first_step=1"):
+        next(second)
+    assert len(list(first)) == 4
+    with pytest.raises(ValueError, match="Go on with first_step=5"):
+        no.private_batches(MECHANISM, KEY, first_step=4, **asked)
+    assert len(list(no.private_batches(MECHANISM, KEY, first_step=5, **asked))) == 5
+    with pytest.raises(ValueError, match="Expected first_step >= 0"):
+        no.private_batches(MECHANISM, KEY, first_step=-1, **asked)
+    assert not any(KEY in known for known in batches_module._next_steps)
 
 
 def test_batches_need_rows_and_a_key():

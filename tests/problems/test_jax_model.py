@@ -47,6 +47,16 @@ def test_what_cannot_be_trained_is_refused_at_once(changes, words):
         jax_model(asked.pop("loss"), asked.pop("params"), asked.pop("examples"), **asked)
 
 
+def test_float64_is_refused_at_once_where_it_is_one():
+    """Training would end in a TypeError of JAX, after a ledger was charged. Without x64 JAX makes it float32."""
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), PARAMS)
+    with jax.enable_x64(True):
+        for params in (wide, 0.5):
+            with pytest.raises(ValueError, match="Expected params of at most float32, got float64"):
+                jax_model(lambda p, e: 0.0 * jax.tree.leaves(p)[0].sum(), params, (X, Y))
+    assert jax_model(loss, wide, (X, Y)).start.dtype == np.float32
+
+
 def test_a_batch_of_nobody_sums_to_nothing():
     problem = jax_model(loss, PARAMS, (X, Y))
     nobody = problem.examples(jnp.zeros(0, int), jnp.zeros(0, bool))

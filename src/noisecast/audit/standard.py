@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 from noisecast.audit.one_run import one_run_audit
 from noisecast.audit.verdict import Verdict
 from noisecast.audit.white_box import white_box_audit
-from noisecast.optimizers import OPTIMIZERS, Optimizer
+from noisecast.optimizers import DPSGD, OPTIMIZERS, Optimizer
 from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.noise import RandomRoot
@@ -24,6 +24,10 @@ SETTINGS: tuple[tuple[Sampler, Adjacency, int], ...] = (
     (Shuffled(2, 4), ADD, 4),
     (Stream(1), ADD, 1),
 )
+# An audit of the sampling itself. The others have so much noise for their epsilon that batches with everybody in them
+# prove nothing; here a record that is drawn in more than one batch of fifty shows above next to no noise. Of DP-SGD
+# alone: the batches are the same code's for all. Its epsilon and delta are its own.
+RARE, RARE_EPSILON, RARE_DELTA = Poisson(0.02, 0.2), 1.0, 0.01
 NULL_RUNS = 10_000
 ONE_RUN_EPSILON = 2.0  # times the epsilon of the others: a canary among a thousand rows is hard to see
 ONE_RUN_DELTA = 1e-5  # or less: the bound counts delta once for each of a thousand canaries
@@ -39,10 +43,11 @@ def standard_audits(
     optimizers: Sequence[type] = OPTIMIZERS,
     engines: Sequence[str] = ("row_sparse", "dense", "simulate"),
 ) -> Iterator[Callable[[], Verdict]]:
-    """Audits yet to be made, each a call: null, white box of every setting, one run.
+    """Audits yet to be made, each a call: null, white box of every setting and of rare sampling, one run.
 
     Args:
-      target_epsilon, target_delta: every mechanism's noise is the least that keeps to them, but in one run.
+      target_epsilon, target_delta: every mechanism's noise is the least that keeps to them, but in one run and of rare
+        sampling.
       root: of all randomness.   runs, confidence: as in `white_box_audit`.
       optimizers, engines: those to audit.
     """
@@ -59,6 +64,11 @@ def standard_audits(
                     null = {"runs": runs or NULL_RUNS, "with_canary": False}
                     yield partial(_white_box, mechanism, optimizer, **settings | null)
                 yield partial(_white_box, mechanism, optimizer, **settings)
+    for engine in engines:
+        if DPSGD in optimizers and engine != "simulate":
+            mechanism = partial(_calibrated, RARE, ADD, 1, RARE_EPSILON, RARE_DELTA)
+            settings = common | {"engine": engine, "num_steps": 1, "runs": runs, "target_delta": RARE_DELTA}
+            yield partial(_white_box, mechanism, DPSGD(learning_rate=1.0), **settings)
     for engine in engines:
         for kind in optimizers if engine != "simulate" else ():
             yield partial(

@@ -74,6 +74,8 @@ def plan(estimator: Any, *, num_rows: int, proxy: Callable[[int], Any]) -> Plan:
 def run(estimator: Any, problem: Any, planned: Plan, *, unit: str, also_not_covered: tuple[str, ...]) -> TrainedModel:
     """Train `problem` as planned; warns first of what the epsilon will not cover."""
     not_covered = (*planned.not_covered, *also_not_covered)
+    if hasattr(estimator, "feature_names_in_"):  # scikit-learn keeps them, as it must
+        not_covered = (*not_covered, "The names of the columns, which are kept in feature_names_in_.")
     if warned.is_in_a_search():
         warned.warn_of_a_search(estimator.target_epsilon)
         not_covered = (*not_covered, warned.IN_A_SEARCH)

@@ -1,10 +1,12 @@
 """What an Opacus run really does, as the mechanism that noisecast's accountant prices."""
 
+import inspect
 import math
 from typing import Any
 
 import opacus  # pyright: ignore[reportMissingImports]
 import torch  # pyright: ignore[reportMissingImports]
+from opacus.accountants import IAccountant  # pyright: ignore[reportMissingImports]
 from opacus.data_loader import DPDataLoader  # pyright: ignore[reportMissingImports]
 from opacus.optimizers import DPOptimizer  # pyright: ignore[reportMissingImports]
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler  # pyright: ignore[reportMissingImports]
@@ -86,10 +88,16 @@ def privacy_spent(
 
     Args:
       privacy_engine, optimizer, data_loader: of one `make_private`.   target_delta: 0 < delta < 1.
-    Raises: ValueError where `mechanism_of` does, when noise or sampling changed during the run, and when no step was
-      counted.
+    Raises: ValueError where `mechanism_of` does, when noise or sampling changed during the run, when no step was
+      counted, and when it is not this engine that counts the optimizer's steps.
     """
     mechanism = mechanism_of(optimizer, data_loader)
+    if _accountant_of(optimizer) is not privacy_engine.accountant:
+        raise ValueError(
+            "Expected an optimizer whose steps this engine counts, got one with the step hook of another engine, of "
+            "somebody else, or none: what was counted is not its steps. Pass what one make_private returned, and leave "
+            "its step hook as it is."
+        )
     history = list(privacy_engine.accountant.history)
     if len(history) > 1:
         raise ValueError(
@@ -108,6 +116,13 @@ def privacy_spent(
             f"1/{len(data_loader)}, got {noise_multiplier} and {sample_rate:.6g}; pass what one make_private returned."
         )
     return epsilon_spent(mechanism, num_steps=num_steps, target_delta=target_delta)
+
+
+def _accountant_of(optimizer: Any) -> Any:
+    """The accountant that the optimizer tells of its steps, None where its hook is not one that Opacus made."""
+    hook = optimizer.step_hook
+    is_opacus_own = inspect.isfunction(hook) and hook.__code__ in IAccountant.get_optimizer_hook_fn.__code__.co_consts
+    return inspect.getclosurevars(hook).nonlocals["self"] if is_opacus_own else None
 
 
 def _sampling_probability(data_loader: Any) -> float:

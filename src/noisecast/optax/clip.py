@@ -14,8 +14,38 @@ Array = jax.Array
 PyTree = Any
 
 
+class ClippedSum:
+    """A sum of clipped gradients, and the clip norm that says how far one example moves it; `add_noise` takes it.
+
+    Deliberately no pytree and no array. A transformation between `clip_and_sum` and `add_noise` would change how far
+    one example moves what is given noise (`optax.trace` by ten times, `optax.scale` by its factor), and the accountant
+    would not know: none can reach into this. Nor can it leave a compiled function: what makes it and what takes it
+    stand in one.
+
+    Args:
+      gradients: the sum, leaves (...), of `clipped_sum` or of several of its results [loss/params].
+      l2_clip_norm: C > 0 that every example was clipped to [loss/params].
+    """
+
+    def __init__(self, gradients: PyTree, l2_clip_norm: float):
+        self.gradients = gradients
+        self.l2_clip_norm = l2_clip_norm
+
+    def _refused(self, *_: Any) -> Any:
+        raise TypeError(
+            "Expected nothing between clip_and_sum and add_noise, got a transformation that computes with the clipped "
+            "sum: one example would move it by another length than the clip norm. Put it after add_noise."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _refused
+    __pow__ = __abs__ = __array__ = _refused
+
+
 def clip_and_sum(mechanism: SampledGaussian) -> optax.GradientTransformationExtraArgs:
-    """sum over the batch's present examples of clip(g_i, C), as a transformation; `add_noise` follows it.
+    """sum over the batch's present examples of clip(g_i, C), as a transformation; `add_noise` follows it at once.
+
+    Nothing stands before it in a chain: what looks at all examples together, as `optax.clip_by_global_norm` does, lets
+    one example move the others' gradients, and the sum by many times C. That cannot be seen from here.
 
     Its updates are per-example gradients, every leaf with a leading axis of the batch, as
     `jax.vmap(jax.grad(loss), (None, 0))(params, examples)` makes them. `update` takes the batch's mask as the extra
@@ -23,20 +53,22 @@ def clip_and_sum(mechanism: SampledGaussian) -> optax.GradientTransformationExtr
 
     Args:
       mechanism: whose l2_clip_norm is C.
+    Returns (of `update`): a `ClippedSum`, which nothing but `add_noise` takes.
     Raises (in `update`): ValueError for params that are missing, a mask that is (with Poisson sampling), a part of the
-      parameters (`optax.masked`), and leaves without the batch's axis: a gradient that is already summed cannot be
-      clipped example by example.
+      parameters (`optax.masked`), float64, and leaves without the batch's axis: a gradient that is already summed
+      cannot be clipped example by example.
 
     >>> from noisecast import Poisson, SampledGaussian
     >>> clip = clip_and_sum(SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Poisson(0.1, 2)))
     >>> params = {"w": jnp.zeros(2)}
     >>> gradients = {"w": jnp.array([[3.0, 4.0], [0.25, 0.0], [9.0, 9.0]])}
     >>> mask = jnp.array([True, True, False])
-    >>> [round(float(g), 5) for g in clip.update(gradients, clip.init(params), params, example_mask=mask)[0]["w"]]
-    [0.85, 0.8]
+    >>> clipped, _ = clip.update(gradients, clip.init(params), params, example_mask=mask)
+    >>> [round(float(g), 5) for g in clipped.gradients["w"]], clipped.l2_clip_norm
+    ([0.85, 0.8], 1.0)
     """
 
-    def update(updates, state, params=None, *, example_mask=None, **extra_args):
+    def update(updates, state, params=None, *, example_mask=None, **extra_args) -> Any:
         del extra_args
         _check_per_example(updates, params)
         if example_mask is None and isinstance(mechanism.sampler, Poisson):  # a row that pads would count, many times
@@ -44,7 +76,8 @@ def clip_and_sum(mechanism: SampledGaussian) -> optax.GradientTransformationExtr
                 "Expected example_mask, got none: batches of Poisson sampling have no fixed size, so they are padded. "
                 "Pass the mask that `private_batches` gives, or jnp.ones(batch, bool) for a batch that is not padded."
             )
-        return clipped_sum(updates, mechanism.l2_clip_norm, example_mask=example_mask), state
+        gradients = clipped_sum(updates, mechanism.l2_clip_norm, example_mask=example_mask)
+        return ClippedSum(gradients, mechanism.l2_clip_norm), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
@@ -95,6 +128,7 @@ def _check_per_example(gradients: PyTree, params: PyTree) -> None:
     if params is None:
         raise ValueError("Expected update(gradients, state, params), got no params: they tell the batch's axis.")
     refuse_a_part(gradients)
+    refuse_float64(gradients)
     if jax.tree.structure(gradients) != jax.tree.structure(params):
         raise ValueError("Expected per-example gradients of the same structure as params, got another structure.")
     for gradient, param in zip(jax.tree.leaves(gradients), jax.tree.leaves(params)):
@@ -112,4 +146,13 @@ def refuse_a_part(tree: PyTree) -> None:
         raise ValueError(
             "Expected the whole gradient, got a part of it (optax.masked or optax.partition), which would be clipped "
             "and given noise apart from the rest; take gradients of the trained parameters alone."
+        )
+
+
+def refuse_float64(tree: PyTree) -> None:
+    """Raise for leaves with more bits than the noise has: those below float32's would be released as they are."""
+    if any(jnp.result_type(leaf) == jnp.float64 for leaf in jax.tree.leaves(tree)):
+        raise ValueError(
+            "Expected gradients of at most float32, got float64: float32 noise cannot hide float64 sums, whose lower "
+            "bits would tell who is in the batch. Cast the parameters to float32, or take jax_enable_x64 off."
         )

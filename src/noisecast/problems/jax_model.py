@@ -196,7 +196,7 @@ def jax_model(
       name: as shown.
     Raises:
       ValueError: no examples, unequal numbers of rows, test examples unlike them; parameters, a loss or an is_correct
-        of the wrong kind; parameters that are not finite.
+        of the wrong kind; parameters that are not finite, or float64 (under jax_enable_x64).
 
     An example contributes nothing to a step where its gradient is not finite, or its squared length is not in float32
     (a gradient longer than 1.8e19).
@@ -265,6 +265,11 @@ def _checked_params(params: PyTree) -> list[Any]:
                 f"{type(leaf).__name__}; for an Equinox model pass equinox.partition(model, "
                 "equinox.is_inexact_array)[0] and combine inside the loss."
             )
+    if any(jnp.asarray(leaf).dtype == jnp.float64 for leaf in leaves):  # as JAX sees them: never without x64
+        raise ValueError(
+            "Expected params of at most float32, got float64: what is trained is a copy in float32, and float32 noise "
+            "cannot hide float64 sums. Cast them to float32, or take jax_enable_x64 off."
+        )
     if not sum(np.size(leaf) for leaf in leaves):
         raise ValueError("Expected params to be a pytree of floating-point arrays, got no number at all.")
     if not all(np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in leaves):
