@@ -31,7 +31,7 @@ class LocalAnswer(NamedTuple):
       clipping_error: what the loss moves by if clipping and noise are those at the forecast's end, not at its start.
       bend_error: what the loss is at the forecast's mean weights, less what its quadratic says it is there.
       response_error: what the loss moves by if the optimizer's drift is as weak, next to its linear response, as it is
-        at the start; 0 for DP-SGD.
+        at the start, and by steps that are large beside their noise (`closed_form.step_gap`); 0 for DP-SGD.
       extrapolated: where the quadratic is out of its depth; (n,).
     """
 
@@ -53,9 +53,9 @@ class LocalForecast:
     S (`theory.linear_sde.local_quadratic_loss`). DP-SignSGD and DP-Adam act on coordinates, of which the spectrum knows
     nothing: they enter by their linear response to noise that is the same in all of them. The error bars count the
     spectrum's probes, how clipping and noise change until the step in question, how the loss bends away from its
-    quadratic on the way to the mean weights, and how far the optimizer is from its linear response at the start. They
-    do not count how the loss bends where noise alone carries the weights. Rows are `extrapolated` by the rules of
-    `ClosedForm`, and where the bar is wider than `LARGEST_ERROR` of the loss.
+    quadratic on the way to the mean weights, how far the optimizer is from its linear response at the start, and how
+    large its steps are beside their noise. They do not count how the loss bends where noise alone carries the weights.
+    Rows are `extrapolated` by the rules of `ClosedForm`, and where the bar is wider than `LARGEST_ERROR` of the loss.
 
     Args:
       at: the point; (d,). None: the initial parameters.
@@ -136,7 +136,8 @@ class LocalForecast:
                 np.array([_moved(scenario, quadratic, step, end) for step, end in zip(steps, ends)]) - metrics["loss"]
             ),
             np.array([path.bend(end) for end in ends]),
-            closed_form.linearisation_gap(scenario, moments, quadratic.loss, steps, law),
+            closed_form.linearisation_gap(scenario, moments, quadratic.loss, steps, law)
+            + closed_form.step_gap(scenario, steps, law),
         )
         error = np.sum(parts, axis=0)
         beyond = beyond | ~(error <= LARGEST_ERROR * np.abs(metrics["loss"]))
