@@ -55,8 +55,45 @@ def test_phase_1_is_the_unified_form_with_every_example_clipped():
     assert printed == pytest.approx(DP_SGD.drift(moments, None), rel=0.07)
     covariance = dp_sgd.covariance_phase_1(gradient, l2_clip_norm=c, batch_size=b, mean_noise_std=c * z / b, **MODEL)
     assert np.trace(covariance) == pytest.approx(500 * moments.noise_std**2, rel=1e-9)
+    # In all directions but the gradient's, whose variance heavy tails enlarge: the trace alone would not tell.
+    assert np.linalg.eigvalsh(covariance)[:-1] == pytest.approx(np.full(499, moments.noise_std**2), rel=0.03)
     sign = dp_sign_sgd.drift_phase_1(gradient, batch_size=b, noise_multiplier=z, **MODEL)
     assert sign == pytest.approx(DP_SIGN_SGD.drift(moments, None), rel=0.1)
+
+
+@pytest.mark.parametrize("nu", [1.0, 3.0, math.inf])
+@pytest.mark.parametrize("gradient_norm", [0.5, 5.0, 20.0])
+def test_phase_1_covariance_is_that_of_drawn_directions(nu, gradient_norm):
+    """sigma = 1, d = 100. 1/d - a^2 G^2, as it had been, is negative along the gradient from G = 1 on."""
+    rng, d, n, batch = np.random.default_rng(0), 100, 40_000, 4
+    scale = np.sqrt(nu / rng.chisquare(nu, (n, 1))) if nu < math.inf else 1.0
+    drawn = scale * rng.standard_normal((n, d))
+    drawn[:, 0] += gradient_norm
+    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+    gradient = np.zeros(d)
+    gradient[0] = gradient_norm
+    model = dict(example_noise_std=1.0, degrees_of_freedom=nu, l2_clip_norm=2.0, batch_size=batch, mean_noise_std=0.3)
+    covariance = dp_sgd.covariance_phase_1(gradient, **model)
+    directions = batch / 4 * (covariance - 0.09 * np.eye(d))
+    # A variance of n draws is seen to sqrt(2/n) = 0.7 %, across the gradient far better; the formula errs by 2/d.
+    assert directions[0, 0] == pytest.approx(drawn[:, 0].var(), rel=0.06)
+    assert directions[1, 1] == pytest.approx(drawn[:, 1:].var(axis=0).mean(), rel=0.02)
+    assert np.abs(covariance - np.diag(np.diag(covariance))).max() == 0
+    assert np.linalg.eigvalsh(covariance).min() > 0.09
+    shrunk = dp_sgd.drift_phase_1(gradient, example_noise_std=1.0, degrees_of_freedom=nu, l2_clip_norm=2.0)
+    assert np.trace(directions) == pytest.approx(1 - shrunk @ shrunk / 4)
+
+
+def test_phase_1_covariance_as_printed_is_none_for_a_large_gradient():
+    """The theorem has the exact E[u u^T] and a mean that is right for G << sigma sqrt d only."""
+    model = dict(example_noise_std=1.0, degrees_of_freedom=math.inf, l2_clip_norm=1.0, batch_size=1, mean_noise_std=0.0)
+    small, large = np.zeros(100), np.zeros(100)
+    small[0], large[0] = 0.1, 20.0
+    printed = dp_sgd.covariance_phase_1_as_printed(small, **model)
+    np.testing.assert_allclose(printed, dp_sgd.covariance_phase_1(small, **model), rtol=1e-4)
+    eigenvalues = np.linalg.eigvalsh(dp_sgd.covariance_phase_1_as_printed(large, **model))
+    assert eigenvalues[0] == pytest.approx(400 / 500 - 400 / 100, abs=1e-3)  # E[u u^T], less the printed mean's square
+    assert eigenvalues[1:] == pytest.approx(np.full(99, 1 / 500), rel=0.01)
 
 
 def test_phase_2_is_the_unified_form_with_no_example_clipped():
