@@ -90,3 +90,27 @@ def test_low_dimension_expectations_at_far_ends(num_params, scale, nu, clip, gra
     found = low_dimension_clipping_expectations(np.array([gradient_norm]), num_params=num_params, **law)
     assert found.shrink_factor[0] == pytest.approx(h, rel=1e-5)
     assert 0 <= found.clip_fraction[0] <= 1 and found.second_moment[0] <= clip**2
+
+
+@pytest.mark.parametrize("num_params, nu", [(1, np.inf), (5, 3.0), (1000, np.inf)])
+def test_without_a_gradient_they_are_what_they_tend_to(num_params, nu):
+    law = {"num_params": num_params, "example_noise_std": 0.3, "degrees_of_freedom": nu, "l2_clip_norm": 1.0}
+    none, little = (low_dimension_clipping_expectations(np.array([g]), **law) for g in (0.0, 1e-4))
+    for field in ("shrink_factor", "second_moment", "clip_fraction"):
+        assert getattr(none, field) == pytest.approx(getattr(little, field), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "gradient_norm, change, message",
+    [
+        (-1.0, {}, "Expected 0 <= gradient_norm < inf, got -1.0"),
+        (1.0, {"num_params": 0}, "Expected num_params >= 1, got 0"),
+        (1.0, {"example_noise_std": -0.1}, "Expected example_noise_std >= 0, got -0.1"),
+        (1.0, {"degrees_of_freedom": 0.0}, "Expected degrees_of_freedom > 0, got 0.0"),
+        (1.0, {"l2_clip_norm": 0.0}, "Expected l2_clip_norm > 0, got 0.0"),
+    ],
+)
+def test_values_out_of_range_are_refused(gradient_norm, change, message):
+    law = {"num_params": 3, "example_noise_std": 0.3, "degrees_of_freedom": np.inf, "l2_clip_norm": 1.0} | change
+    with pytest.raises(ValueError, match=message):
+        low_dimension_clipping_expectations(np.array([gradient_norm]), **law)
