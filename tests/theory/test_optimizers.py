@@ -242,10 +242,15 @@ def test_gradient_norm_bounds_bound_the_linear_quadratic():
 
     same = dict(smoothness=lam, pl_constant=lam, num_params=d, learning_rate=eta, gradient_noise_std=s)
     k1, k2 = dp_sgd.gradient_norm_constants(
-        num_params=d, example_noise_std=sigma, degrees_of_freedom=math.inf, l2_clip_norm=1e3, batch_size=b
+        num_params=d,
+        example_noise_std=sigma,
+        degrees_of_freedom=math.inf,
+        l2_clip_norm=sigma * math.sqrt(d),
+        batch_size=b,
     )
+    # At C = sigma sqrt d the two branches of each are equal, those of no clipping among them.
+    assert (k1, k2) == pytest.approx((1.0, sigma**2 / b))
     sgd = mean_squared_gradient(dp_sgd.decay_rate(pl_constant=lam), dp_sgd.floor_bound(**same))
-    k2 = sigma**2 / b  # K_2 of an enormous C is vacuous; this is its unclipped branch
     bounds = [
         f(initial_loss=f0, k1=k1, k2=k2, mean_noise_std=0.0, **path)
         for f in (dp_sgd.gradient_norm_bound, dp_sgd.gradient_norm_bound_as_printed)
@@ -300,22 +305,33 @@ def test_adam_second_moment_advances_in_one_leap_or_many():
     assert late == pytest.approx(dp_adam.second_moment_drift(start, moments, learning_rate=1.0, b2=0.99), rel=6e-3)
 
 
+@pytest.mark.parametrize("b2", [0.0, 0.99, 1.0])
+@pytest.mark.parametrize("step", [0, 3])
+def test_adam_second_moment_stays_for_no_steps(b2, step):
+    start, moments = np.array([4.0, 0.1]), GradientMoments(np.array([0.1, 3.0]), 0.5)
+    assert dp_adam.advance_second_moment(start, moments, step, 0, b2=b2).tolist() == start.tolist()
+
+
 @pytest.mark.parametrize("b1, b2", [(0.0, 0.9), (0.9, 0.95), (0.9, 0.5)])
 def test_small_signal_response_by_simulation(b1, b2):
-    rng, n, steps, mu = np.random.default_rng(0), 20_000, 100, 0.1
-    m, v, total = np.zeros((2, n)), np.zeros((2, n)), 0.0
-    shift = np.array([[mu], [-mu]])
+    """kappa by equal noise under both signs of a signal; omega, over kappa, by sums of 400 directions without one."""
+    rng, n, steps, burn_in, mu = np.random.default_rng(0), 8_000, 460, 60, 0.1
+    m, v, total, walked = np.zeros((3, n)), np.zeros((3, n)), 0.0, 0.0
+    shift = np.array([[mu], [-mu], [0.0]])
     for k in range(steps):
-        g = shift + rng.standard_normal(n)  # the same noise for both signs of the signal
+        g = shift + rng.standard_normal(n)  # the same noise for both signs of the signal, and for none
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
-        if k >= 60:
+        if k >= burn_in:
             u = m / np.sqrt(v)
-            total = total + (u[0] - u[1]) / (2 * mu)
-    kappa, _ = SMALL_SIGNAL_RESPONSE[b1, b2]
-    samples = total / (steps - 60)
+            total, walked = total + (u[0] - u[1]) / (2 * mu), walked + u[2]
+    kappa, noise_over_kappa = SMALL_SIGNAL_RESPONSE[b1, b2]
+    samples = total / (steps - burn_in)
     bound = 5 * samples.std() / math.sqrt(n) + 0.005 + mu**2 / 2  # sampling, three printed digits, curvature in mu
     assert bound < 0.03
     assert abs(samples.mean() - kappa) < bound
+    # A variance of n sums is seen to sqrt(2/n); their ends, b1/(1 - b1) steps long, count for 2 % at most.
+    found = walked.var() / (steps - burn_in) / kappa
+    assert found == pytest.approx(noise_over_kappa, rel=4 * math.sqrt(2 / n) + 0.02)
 
 
 @pytest.mark.parametrize(
