@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from noisecast import DPSGD, DPAdam, DPSignSGD, SampledGaussian, Scenario, Stream, answer, quadratic
+from noisecast.problems.population import Population
 from noisecast.runners import ClosedForm, Sde, Training
 from noisecast.runners.local_forecast import LocalForecast
 from noisecast.theory import sign_lattice_law
@@ -74,6 +75,23 @@ def test_the_start_and_dp_sgd_at_any_step_size_are_in_depth():
     for optimizer in (DPSGD(learning_rate=1.5), DPSGD(learning_rate=0.1)):
         assert losses(asked(optimizer), ClosedForm(), [0, 1, 400], seeds=range(1))[2] == ["ok"] * 3
     assert losses(asked(DPSignSGD(learning_rate=1.0)), ClosedForm(), [0, 400], seeds=range(1))[2][0] == "ok"
+
+
+def test_learning_rates_share_what_their_mechanism_makes_of_the_gradient(monkeypatch):
+    prepared = []
+    plain = Population.prepare_moments
+    monkeypatch.setattr(Population, "prepare_moments", lambda self, by: prepared.append(by) or plain(self, by))
+    problem = quadratic(np.ones(4), 0.1, example_noise_std=0.2)
+    mechanisms = [MECHANISM, MECHANISM.with_noise_multiplier(0.1)]
+    questions = [
+        Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=rate), num_steps=20)
+        for mechanism in mechanisms
+        for rate in (0.1, 0.2, 0.4)
+    ]
+    together = answer(questions, runners=[ClosedForm()], record_at=[20])
+    assert prepared == mechanisms
+    alone = [answer([question], runners=[ClosedForm()], record_at=[20]) for question in questions]
+    assert together["value"].tolist() == [value for table in alone for value in table["value"]]
 
 
 @pytest.mark.parametrize("eps", [1e-8, 0.3, 3.0])

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cache, partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.local_quadratic import LocalQuadratic
 from noisecast.runners.runner import Call, Progress, deterministic_calls, groups_of, rows, why_not_constant
@@ -18,6 +20,7 @@ from noisecast.theory.linear_sde import (
     local_quadratic_gradient_norm_squared,
     local_quadratic_loss,
 )
+from noisecast.theory.optimizer_theory import GradientMoments
 
 # Beyond these the neglected orders move the loss by more than a few per cent on logistic and softmax models.
 LARGEST_CURVATURE_SHARE = 0.25
@@ -65,9 +68,10 @@ class ClosedForm:
             problem = group[0].problem
             start = problem.initial_params()
             quadratic = problem.local_quadratic(start)
+            clipped_by = cache(partial(clipped_at, problem, start))  # learning rates share a mechanism
             for scenario in group:
                 steps = np.array([step for step in record_at if step <= scenario.num_steps])
-                metrics, beyond = local_metrics(scenario, start, quadratic, steps)
+                metrics, beyond = local_metrics(scenario, quadratic, steps, clipped_by(scenario.mechanism))
                 records = [(int(k), {name: v[i : i + 1] for name, v in metrics.items()}) for i, k in enumerate(steps)]
                 table = rows(self.name, [scenario], None, records)
                 table.loc[table["step"].isin(steps[beyond].tolist()) & (table["status"] == OK), "status"] = EXTRAPOLATED
@@ -76,19 +80,45 @@ class ClosedForm:
         return pd.concat(tables, ignore_index=True)
 
 
-def local_metrics(scenario: Scenario, start, quadratic, steps: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+class Clipped(NamedTuple):
+    """What a mechanism makes of the gradient at a point.
+
+    Args:
+      prepared: of `problem.prepare_moments`.   moments, shrink_factor: there.
+      changes: whether clipping is another at the minimum; False where the problem is not quadratic.
+    """
+
+    prepared: Any
+    moments: GradientMoments
+    shrink_factor: float
+    changes: bool
+
+
+def clipped_at(problem: Any, start: Any, mechanism: SampledGaussian) -> Clipped:
+    prepared = problem.prepare_moments(mechanism)
+    moments, shrink = problem.gradient_moments(start, prepared), float(problem.shrink_factor(start, prepared))
+    noise_std = moments.noise_std
+    return Clipped(
+        prepared,
+        moments,
+        shrink,
+        problem.is_quadratic and _clipping_changes(problem, start, prepared, noise_std, shrink),
+    )
+
+
+def local_metrics(
+    scenario: Scenario, quadratic: LocalQuadratic, steps: np.ndarray, clipped: Clipped
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """The metrics at `steps`, and which of those lie where the formula is out of its depth."""
-    problem, theory = scenario.problem, scenario.optimizer.theory
-    prepared = problem.prepare_moments(scenario.mechanism)
-    moments = problem.gradient_moments(start, prepared)
-    law = local_law(scenario, quadratic, moments.noise_std, problem.shrink_factor(start, prepared))
+    problem, theory, moments = scenario.problem, scenario.optimizer.theory, clipped.moments
+    law = local_law(scenario, quadratic, moments.noise_std, clipped.shrink_factor)
     noise_std, learning_rate = law["gradient_noise_std"], law["learning_rate"]
     loss = local_quadratic_loss(steps, initial_loss=quadratic.loss, **law)
     beyond = linearisation_gap(scenario, moments, quadratic.loss, steps, law) > LARGEST_LINEARISATION_GAP * loss
     beyond |= step_gap(scenario, steps, law) > LARGEST_STEP_GAP * np.abs(loss)
     beyond |= theory.closure is not None and bool(theory.closure.caveat)
     if problem.is_quadratic:
-        beyond |= (steps > 0) & _clipping_changes(problem, start, prepared)
+        beyond |= (steps > 0) & clipped.changes
     else:
         beyond |= ~(local_quadratic_curvature_loss(steps, **law) <= LARGEST_CURVATURE_SHARE * quadratic.loss)
     if theory.initial_state(moments) is not None:
@@ -127,12 +157,12 @@ def _effective_learning_rate(scenario: Scenario, noise_std: float) -> float:
     return learning_rate * float(theory.closure.response(noise, theory.closure.memory(None, noise, 0, 1)).gain[0])
 
 
-def _clipping_changes(problem, start, prepared) -> bool:
+def _clipping_changes(problem: Any, start: Any, prepared: Any, noise_std: Any, shrink_factor: float) -> bool:
     """Whether clipping leaves another share of the gradient, or other noise, at the minimum (0) than at the start."""
     minimum = np.zeros_like(start)
-    shares = [float(problem.shrink_factor(at, prepared)) for at in (start, minimum)]
-    noises = [float(problem.gradient_moments(at, prepared).noise_std) for at in (start, minimum)]
-    return any(abs(end / first - 1) > LARGEST_CLIPPING_CHANGE for first, end in (shares, noises))
+    share, noise = problem.shrink_factor(minimum, prepared), problem.gradient_moments(minimum, prepared).noise_std
+    changes = (float(share) / shrink_factor, float(noise) / float(noise_std))
+    return any(abs(change - 1) > LARGEST_CLIPPING_CHANGE for change in changes)
 
 
 def linearisation_gap(scenario: Scenario, moments, initial_loss: float, steps: np.ndarray, law: dict) -> np.ndarray:
