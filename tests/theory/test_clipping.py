@@ -67,6 +67,23 @@ def test_quadrature_meets_the_closed_form_without_gradient(nu, c):
     assert ours.second_moment == pytest.approx(float(exact.second_moment), rel=1e-11)
 
 
+@pytest.mark.parametrize(
+    "change", [{"degrees_of_freedom": math.inf}, {"example_noise_std": 0.0}, {"l2_clip_norm": math.inf}]
+)
+def test_zero_gradient_expectations_have_their_limits(change):
+    law = dict(num_params=4, example_noise_std=0.7, degrees_of_freedom=5.0, l2_clip_norm=1.0) | change
+    found, expected = zero_gradient_clipping_expectations(**law), clipping_expectations(0.0, **law)
+    assert (found.shrink_factor, found.second_moment) == (expected.shrink_factor, expected.second_moment)
+    assert np.isfinite(found.shrink_factor) and np.isfinite(found.second_moment)
+
+
+def test_zero_gradient_expectations_refuse_negative_noise():
+    with pytest.raises(ValueError, match=r"Expected example_noise_std >= 0, got -0\.7"):
+        zero_gradient_clipping_expectations(
+            num_params=4, example_noise_std=-0.7, degrees_of_freedom=5.0, l2_clip_norm=1.0
+        )
+
+
 def test_heavy_tails_have_no_phase_2():
     """nu = 1, C = 5, sigma sqrt d = 1: m2 = 7.03 sigma^2 d, and 15.9 % of the examples clipped for ever."""
     e = clipping_expectations(0.0, num_params=1024, example_noise_std=1 / 32, degrees_of_freedom=1, l2_clip_norm=5.0)

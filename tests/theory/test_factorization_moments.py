@@ -123,3 +123,11 @@ def test_stages_are_enough_and_few():
         assert np.abs(decay(1, rates, stages)).max() <= 1 + 1e-9
         if stages > 2:
             assert np.abs(decay(1, 1.7 * rates, stages)).max() > 1  # two in three stages' worth would explode
+
+
+def test_an_infinite_bound_clips_nothing():
+    mean, variance = np.array([0.4, -3.0]), np.array([1.0, 0.0])
+    found = clipped_error(mean, variance, np.full(2, np.inf))
+    np.testing.assert_allclose(found.push, mean)
+    np.testing.assert_allclose(found.square, mean**2 + variance, rtol=1e-9)
+    assert found.slope.tolist() == [1.0, 1.0] and found.clip_fraction.tolist() == [0.0, 0.0]

@@ -111,6 +111,74 @@ def test_sgd_moments():
     assert variance / sde[1] == pytest.approx(1 + 1e-3 * PATH["hessian_diag"] / 2, rel=1e-3)
 
 
+@pytest.mark.parametrize("shape", [(), (3, 1), (2,), (3, 1, 2)])
+def test_steps_broadcast_against_the_coordinates(shape):
+    law = dict(initial_params=np.array([1.0, -2.0]), hessian_diag=np.array([0.5, 2.0]), learning_rate=0.1, **NOISE)
+    steps = np.arange(math.prod(shape)).reshape(shape) + 1
+    for found in (sgd_moments(steps, **law), sgd_moments_sde(0.1 * steps, **law)):
+        assert [np.shape(each) for each in found] == 2 * [np.broadcast_shapes(shape, (2,))]
+    at = np.broadcast_to(steps, np.broadcast_shapes(shape, (2,)))
+    for index in np.ndindex(at.shape):
+        mean, variance = sgd_moments(int(at[index]), **law)
+        np.testing.assert_allclose(
+            [each[index] for each in sgd_moments(steps, **law)], [mean[index[-1]], variance[index[-1]]]
+        )
+
+
+def test_sign_theories_without_noise_or_curvature_are_their_limits():
+    same = dict(initial_params=np.array([0.35, 0.0, -0.2]), learning_rate=0.1)
+    flat = dict(hessian_diag=np.zeros(3), gradient_noise_std=0.5)
+    assert sign_second_moment_linear(7, **same, **flat) == pytest.approx(same["initial_params"] ** 2 + 7 * 0.01)
+    nearly = sign_second_moment_linear(7, **same, hessian_diag=np.full(3, 1e-9), gradient_noise_std=0.5)
+    assert nearly == pytest.approx(same["initial_params"] ** 2 + 7 * 0.01, rel=1e-6)
+    with pytest.raises(ValueError, match=r"Expected gradient_noise_std > 0, got 0\.0"):
+        sign_second_moment_linear(7, **same, hessian_diag=np.ones(3), gradient_noise_std=0.0)
+    curved = dict(hessian_diag=np.array([1.0, 1.0, 0.0]))
+    for quantity in range(2):
+        found = sign_moments_closure(30, **same, **curved, gradient_noise_std=0.0)[quantity]
+        limit = sign_moments_closure(30, **same, **curved, gradient_noise_std=1e-12)[quantity]
+        np.testing.assert_allclose(found, limit, rtol=1e-6, atol=1e-9)
+    mean, second = sign_moments_closure(3, **same, **curved, gradient_noise_std=0.0)
+    np.testing.assert_allclose(mean[:, 0], [0.35, 0.25, 0.15, 0.05])  # a straight way down
+    np.testing.assert_allclose(second[:, 2], 0.04 + 0.01 * np.arange(4))  # no force, and signs of noise
+
+
+def test_erf_sde_without_noise_goes_straight_down():
+    same = dict(initial_params=np.array([0.5, -0.2]), hessian_diag=np.array([3.0, 1.0]), gradient_noise_std=0.0)
+    mean, second = sign_moments_erf_sde(0.1, **same, learning_rate=1e-3)
+    assert mean == pytest.approx([0.4, -0.1]) and second == pytest.approx(mean**2)
+
+
+@pytest.mark.parametrize(
+    "time, change, message",
+    [
+        (np.inf, {}, "Expected 0 <= time < inf, got inf"),
+        (-1.0, {}, "Expected 0 <= time < inf, got -1.0"),
+        (1.0, {"num_intervals": 0}, "Expected num_intervals >= 1, got 0"),
+        (1.0, {"gradient_noise_std": -1.0}, "Expected gradient_noise_std >= 0, got -1.0"),
+    ],
+)
+def test_erf_sde_refuses(time, change, message):
+    law = dict(initial_params=np.ones(1), hessian_diag=np.ones(1), gradient_noise_std=1.0, learning_rate=0.1)
+    with pytest.raises(ValueError, match=message):
+        sign_moments_erf_sde(time, **law | change)
+
+
+def test_stationary_second_moment_is_infinite_without_curvature():
+    law = dict(gradient_noise_std=1.0, learning_rate=0.1)
+    found = sign_stationary_second_moment(hessian_diag=np.array([-1.0, 0.0, 1.0]), **law)
+    assert found.tolist()[:2] == [np.inf, np.inf] and 0 < found[2] < 1
+
+
+def test_spectral_loss_at_its_edges():
+    law = dict(learning_rate=0.1, noise_penalty=1.3, gradient_noise_std=0.4, initial_params=np.array([2.0, 1.0]))
+    flat = spectral_loss(np.inf, eigenvalues=np.array([0.0, 1.0]), shrink_factor=1.0, **law)
+    assert flat == pytest.approx(1.3 * 0.1 * 0.16 / 4)
+    shut = spectral_loss(5.0, eigenvalues=np.array([0.5, 1.0]), shrink_factor=0.0, **law)
+    nearly = spectral_loss(5.0, eigenvalues=np.array([0.5, 1.0]), shrink_factor=1e-9, **law)
+    assert shut == pytest.approx(0.5 * 4 / 2 + 1 / 2 + 1.3 * 0.1 * 0.16 / 2 * 1.5 * 5) == pytest.approx(nearly)
+
+
 def simulate(step, num_steps, runs, seed):
     rng, x = np.random.default_rng(seed), np.tile(PATH["initial_params"], (runs, 1))
     for _ in range(num_steps):

@@ -37,6 +37,26 @@ def test_low_dimension_expectations_are_those_of_drawn_gradients(num_params, nu,
         assert abs(shares.mean() - clipping_expectations(gradient_norm, **law).shrink_factor) > 20 * error
 
 
+@pytest.mark.parametrize("num_params, must_see", [(128, 0.015), (1000, 0.005), (1_000_000, 2e-4)])
+@pytest.mark.parametrize("nu", [3.0, math.inf])
+def test_expectations_in_many_dimensions_are_those_of_drawn_lengths(num_params, must_see, nu):
+    """Noise of length C: the typical length errs by `must_see` of h and more, if the noise is Gaussian."""
+    rng, draws, gradient_norm, sigma = np.random.default_rng(6), 1_000_000, 0.01, 1 / math.sqrt(num_params)
+    stretch = np.sqrt(nu / rng.chisquare(nu, draws)) if nu < math.inf else 1.0
+    along = sigma * stretch * rng.standard_normal(draws)
+    across = (sigma * stretch) ** 2 * rng.chisquare(num_params - 1, draws)
+    factor, of_noise = (1 / np.maximum(np.sqrt(x**2 + across), 1.0) for x in (gradient_norm + along, along))
+    # The noise alone, clipped, is symmetric: taken off, it leaves the mean and most of the variance goes.
+    samples = (factor * (gradient_norm + along) - of_noise * along) / gradient_norm
+    error = samples.std() / math.sqrt(draws)
+    assert 5 * error < must_see or nu < math.inf
+    law = {"num_params": num_params, "example_noise_std": sigma, "degrees_of_freedom": nu, "l2_clip_norm": 1.0}
+    exact = low_dimension_clipping_expectations(np.array([gradient_norm]), **law)
+    assert abs(samples.mean() - exact.shrink_factor[0]) < 5 * error
+    if math.isinf(nu):
+        assert abs(samples.mean() - clipping_expectations(gradient_norm, **law).shrink_factor) > must_see
+
+
 @pytest.mark.parametrize(
     "num_params, clip, gradient_norm", [(2, 0.1, 1.0), (3, 2.0, 1.0), (10, 0.5, 4.0), (100, 9.0, 3.0)]
 )
@@ -90,3 +110,27 @@ def test_low_dimension_expectations_at_far_ends(num_params, scale, nu, clip, gra
     found = low_dimension_clipping_expectations(np.array([gradient_norm]), num_params=num_params, **law)
     assert found.shrink_factor[0] == pytest.approx(h, rel=1e-5)
     assert 0 <= found.clip_fraction[0] <= 1 and found.second_moment[0] <= clip**2
+
+
+@pytest.mark.parametrize("num_params, nu", [(1, np.inf), (5, 3.0), (1000, np.inf)])
+def test_without_a_gradient_they_are_what_they_tend_to(num_params, nu):
+    law = {"num_params": num_params, "example_noise_std": 0.3, "degrees_of_freedom": nu, "l2_clip_norm": 1.0}
+    none, little = (low_dimension_clipping_expectations(np.array([g]), **law) for g in (0.0, 1e-4))
+    for field in ("shrink_factor", "second_moment", "clip_fraction"):
+        assert getattr(none, field) == pytest.approx(getattr(little, field), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "gradient_norm, change, message",
+    [
+        (-1.0, {}, "Expected 0 <= gradient_norm < inf, got -1.0"),
+        (1.0, {"num_params": 0}, "Expected num_params >= 1, got 0"),
+        (1.0, {"example_noise_std": -0.1}, "Expected example_noise_std >= 0, got -0.1"),
+        (1.0, {"degrees_of_freedom": 0.0}, "Expected degrees_of_freedom > 0, got 0.0"),
+        (1.0, {"l2_clip_norm": 0.0}, "Expected l2_clip_norm > 0, got 0.0"),
+    ],
+)
+def test_values_out_of_range_are_refused(gradient_norm, change, message):
+    law = {"num_params": 3, "example_noise_std": 0.3, "degrees_of_freedom": np.inf, "l2_clip_norm": 1.0} | change
+    with pytest.raises(ValueError, match=message):
+        low_dimension_clipping_expectations(np.array([gradient_norm]), **law)

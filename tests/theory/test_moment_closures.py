@@ -286,13 +286,33 @@ def test_averages_lag_by_the_age_of_what_they_average():
 def test_injected_noise_is_clippings(num_params, nu):
     law = {"num_params": num_params, "example_noise_std": 0.2, "degrees_of_freedom": nu, "l2_clip_norm": 1.0}
     found = InjectedNoise.tabulated(**law, largest_norm=100.0)
-    expectations = low_dimension_clipping_expectations if num_params == 3 else clipping_expectations
     for norm in (0.05, 0.8, 3.0):
-        exact = expectations(np.array([norm]), **law)
+        exact = low_dimension_clipping_expectations(np.array([norm]), **law)
         h, variance = found.at(norm)
         assert h == pytest.approx(exact.shrink_factor[0], rel=5e-3)
         trace = exact.second_moment[0] - (exact.shrink_factor[0] * norm) ** 2
         assert variance * num_params == pytest.approx(trace, rel=1e-2)
+
+
+@pytest.mark.parametrize("num_params", [10, 100, 1000, 100_000])
+@pytest.mark.parametrize("spread", [0.01, 0.3, 0.9])
+def test_injected_noise_is_clippings_where_the_typical_example_begins_to_be_clipped(num_params, spread):
+    """Gaussian noise of length `spread` C: the typical length alone errs there by 11, 3, 0.9 % of h, and the noise."""
+    sigma = spread / math.sqrt(num_params)
+    law = {"num_params": num_params, "example_noise_std": sigma, "degrees_of_freedom": math.inf, "l2_clip_norm": 1.0}
+    noise = InjectedNoise.tabulated(**law, largest_norm=100.0)
+    kink = math.sqrt(1 - spread**2)
+    for norm in np.array([0.5, 0.95, 0.9973, 1.0011, 1.05, 2.0]) * kink:
+        exact = low_dimension_clipping_expectations(np.array([norm]), **law)
+        variance = exact.second_moment[0] - (exact.shrink_factor[0] * norm) ** 2
+        # A table of points 1 % apart does not see a kink that is sharper: spread/sqrt(d) of C wide.
+        blind = 0.0015 if spread / math.sqrt(num_params) < 0.01 and abs(norm / kink - 1) < 0.01 else 0.0
+        assert noise.at(norm)[0] == pytest.approx(exact.shrink_factor[0], rel=1e-3 + blind)
+        if not blind:
+            assert noise.at(norm)[1] * num_params == pytest.approx(variance, rel=0.01)
+    typical = clipping_expectations(kink, **law).shrink_factor
+    if spread == 0.9 and num_params <= 1000:
+        assert abs(noise.at(kink)[0] / typical - 1) > 5e-3
 
 
 def test_injected_noise_is_exact_without_clipping():

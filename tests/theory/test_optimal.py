@@ -296,3 +296,44 @@ def test_refuses_a_rate_out_of_range():
             example_noise_std=1,
             expected_batch_size=1,
         )
+
+
+@pytest.mark.parametrize("change", [{"noise_penalty": 0.0}, {"expected_batch_size": 0.0}, {"sgd_l2_clip_norm": -1.0}])
+def test_thresholds_refuse_values_out_of_range(change):
+    rates = dict(sgd_learning_rate=1.0, sgd_l2_clip_norm=1.0, adaptive_learning_rate=1.0, noise_penalty=1.0)
+    (name, value), rest = *change.items(), dict(expected_batch_size=4.0)
+    with pytest.raises(ValueError, match=f"Expected {name} > 0, got {value}"):
+        threshold_noise_multipliers(**rates | rest | dict(adaptive_l2_clip_norm=1.0, example_noise_std=1.0) | change)
+    with pytest.raises(ValueError, match=f"Expected {name} > 0, got {value}"):
+        threshold_noise_multiplier_all_clipped(**rates | rest | dict(num_params=3) | change)
+
+
+def test_thresholds_refuse_negative_noise():
+    with pytest.raises(ValueError, match=r"Expected example_noise_std >= 0, got -1\.0"):
+        threshold_noise_multipliers(
+            sgd_learning_rate=1.0, sgd_l2_clip_norm=1.0, adaptive_learning_rate=1.0, adaptive_l2_clip_norm=1.0,
+            noise_penalty=1.0, example_noise_std=-1.0, expected_batch_size=1.0,
+        )  # fmt: skip
+
+
+def test_no_noise_is_an_infinite_nominal_epsilon():
+    plan = dict(sampling_probability=0.1, num_steps=100, target_delta=1e-5)
+    assert nominal_epsilon(0.0, **plan) == nominal_noise_multiplier(0.0, **plan) == math.inf
+    assert nominal_epsilon(np.array([0.0, 1.0]), **plan).tolist() == [math.inf, nominal_epsilon(1.0, **plan)]
+
+
+@pytest.mark.parametrize("change", [{"curvature": 0.0}, {"num_steps": 0}, {"curvature": 1e-13}])
+def test_final_loss_learning_rate_has_a_limit_without_curvature_or_steps(change):
+    law = dict(curvature=1.0, num_steps=1, initial_loss=3.0, num_params=5, gradient_noise_std=0.4, noise_penalty=SIGN)
+    found = final_loss_effective_learning_rate(**law | change, shrink_factor=0.7)
+    assert found == pytest.approx(2 * 0.7 * 3.0 / (SIGN * 5 * 0.4**2), rel=1e-6)
+
+
+def test_final_loss_learning_rate_at_its_other_edges():
+    law = dict(curvature=1.0, num_steps=10, initial_loss=3.0, num_params=5, noise_penalty=SIGN)
+    assert final_loss_effective_learning_rate(**law, gradient_noise_std=0.0) == math.inf
+    assert final_loss_effective_learning_rate(**law, gradient_noise_std=0.4, shrink_factor=0.0) == 0.0
+    assert final_loss_effective_learning_rate(**law | {"initial_loss": 0.0}, gradient_noise_std=0.0) == 0.0
+    for name in ("curvature", "num_steps", "initial_loss"):
+        with pytest.raises(ValueError, match=f"Expected {name} >= 0, got -1"):
+            final_loss_effective_learning_rate(**law | {name: -1}, gradient_noise_std=0.4)

@@ -55,8 +55,45 @@ def test_phase_1_is_the_unified_form_with_every_example_clipped():
     assert printed == pytest.approx(DP_SGD.drift(moments, None), rel=0.07)
     covariance = dp_sgd.covariance_phase_1(gradient, l2_clip_norm=c, batch_size=b, mean_noise_std=c * z / b, **MODEL)
     assert np.trace(covariance) == pytest.approx(500 * moments.noise_std**2, rel=1e-9)
+    # In all directions but the gradient's, whose variance heavy tails enlarge: the trace alone would not tell.
+    assert np.linalg.eigvalsh(covariance)[:-1] == pytest.approx(np.full(499, moments.noise_std**2), rel=0.03)
     sign = dp_sign_sgd.drift_phase_1(gradient, batch_size=b, noise_multiplier=z, **MODEL)
     assert sign == pytest.approx(DP_SIGN_SGD.drift(moments, None), rel=0.1)
+
+
+@pytest.mark.parametrize("nu", [1.0, 3.0, math.inf])
+@pytest.mark.parametrize("gradient_norm", [0.5, 5.0, 20.0])
+def test_phase_1_covariance_is_that_of_drawn_directions(nu, gradient_norm):
+    """sigma = 1, d = 100. 1/d - a^2 G^2, as it had been, is negative along the gradient from G = 1 on."""
+    rng, d, n, batch = np.random.default_rng(0), 100, 40_000, 4
+    scale = np.sqrt(nu / rng.chisquare(nu, (n, 1))) if nu < math.inf else 1.0
+    drawn = scale * rng.standard_normal((n, d))
+    drawn[:, 0] += gradient_norm
+    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+    gradient = np.zeros(d)
+    gradient[0] = gradient_norm
+    model = dict(example_noise_std=1.0, degrees_of_freedom=nu, l2_clip_norm=2.0, batch_size=batch, mean_noise_std=0.3)
+    covariance = dp_sgd.covariance_phase_1(gradient, **model)
+    directions = batch / 4 * (covariance - 0.09 * np.eye(d))
+    # A variance of n draws is seen to sqrt(2/n) = 0.7 %, across the gradient far better; the formula errs by 2/d.
+    assert directions[0, 0] == pytest.approx(drawn[:, 0].var(), rel=0.06)
+    assert directions[1, 1] == pytest.approx(drawn[:, 1:].var(axis=0).mean(), rel=0.02)
+    assert np.abs(covariance - np.diag(np.diag(covariance))).max() == 0
+    assert np.linalg.eigvalsh(covariance).min() > 0.09
+    shrunk = dp_sgd.drift_phase_1(gradient, example_noise_std=1.0, degrees_of_freedom=nu, l2_clip_norm=2.0)
+    assert np.trace(directions) == pytest.approx(1 - shrunk @ shrunk / 4)
+
+
+def test_phase_1_covariance_as_printed_is_none_for_a_large_gradient():
+    """The theorem has the exact E[u u^T] and a mean that is right for G << sigma sqrt d only."""
+    model = dict(example_noise_std=1.0, degrees_of_freedom=math.inf, l2_clip_norm=1.0, batch_size=1, mean_noise_std=0.0)
+    small, large = np.zeros(100), np.zeros(100)
+    small[0], large[0] = 0.1, 20.0
+    printed = dp_sgd.covariance_phase_1_as_printed(small, **model)
+    np.testing.assert_allclose(printed, dp_sgd.covariance_phase_1(small, **model), rtol=1e-4)
+    eigenvalues = np.linalg.eigvalsh(dp_sgd.covariance_phase_1_as_printed(large, **model))
+    assert eigenvalues[0] == pytest.approx(400 / 500 - 400 / 100, abs=1e-3)  # E[u u^T], less the printed mean's square
+    assert eigenvalues[1:] == pytest.approx(np.full(99, 1 / 500), rel=0.01)
 
 
 def test_phase_2_is_the_unified_form_with_no_example_clipped():
@@ -205,10 +242,15 @@ def test_gradient_norm_bounds_bound_the_linear_quadratic():
 
     same = dict(smoothness=lam, pl_constant=lam, num_params=d, learning_rate=eta, gradient_noise_std=s)
     k1, k2 = dp_sgd.gradient_norm_constants(
-        num_params=d, example_noise_std=sigma, degrees_of_freedom=math.inf, l2_clip_norm=1e3, batch_size=b
+        num_params=d,
+        example_noise_std=sigma,
+        degrees_of_freedom=math.inf,
+        l2_clip_norm=sigma * math.sqrt(d),
+        batch_size=b,
     )
+    # At C = sigma sqrt d the two branches of each are equal, those of no clipping among them.
+    assert (k1, k2) == pytest.approx((1.0, sigma**2 / b))
     sgd = mean_squared_gradient(dp_sgd.decay_rate(pl_constant=lam), dp_sgd.floor_bound(**same))
-    k2 = sigma**2 / b  # K_2 of an enormous C is vacuous; this is its unclipped branch
     bounds = [
         f(initial_loss=f0, k1=k1, k2=k2, mean_noise_std=0.0, **path)
         for f in (dp_sgd.gradient_norm_bound, dp_sgd.gradient_norm_bound_as_printed)
@@ -263,22 +305,33 @@ def test_adam_second_moment_advances_in_one_leap_or_many():
     assert late == pytest.approx(dp_adam.second_moment_drift(start, moments, learning_rate=1.0, b2=0.99), rel=6e-3)
 
 
+@pytest.mark.parametrize("b2", [0.0, 0.99, 1.0])
+@pytest.mark.parametrize("step", [0, 3])
+def test_adam_second_moment_stays_for_no_steps(b2, step):
+    start, moments = np.array([4.0, 0.1]), GradientMoments(np.array([0.1, 3.0]), 0.5)
+    assert dp_adam.advance_second_moment(start, moments, step, 0, b2=b2).tolist() == start.tolist()
+
+
 @pytest.mark.parametrize("b1, b2", [(0.0, 0.9), (0.9, 0.95), (0.9, 0.5)])
 def test_small_signal_response_by_simulation(b1, b2):
-    rng, n, steps, mu = np.random.default_rng(0), 20_000, 100, 0.1
-    m, v, total = np.zeros((2, n)), np.zeros((2, n)), 0.0
-    shift = np.array([[mu], [-mu]])
+    """kappa by equal noise under both signs of a signal; omega, over kappa, by sums of 400 directions without one."""
+    rng, n, steps, burn_in, mu = np.random.default_rng(0), 8_000, 460, 60, 0.1
+    m, v, total, walked = np.zeros((3, n)), np.zeros((3, n)), 0.0, 0.0
+    shift = np.array([[mu], [-mu], [0.0]])
     for k in range(steps):
-        g = shift + rng.standard_normal(n)  # the same noise for both signs of the signal
+        g = shift + rng.standard_normal(n)  # the same noise for both signs of the signal, and for none
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
-        if k >= 60:
+        if k >= burn_in:
             u = m / np.sqrt(v)
-            total = total + (u[0] - u[1]) / (2 * mu)
-    kappa, _ = SMALL_SIGNAL_RESPONSE[b1, b2]
-    samples = total / (steps - 60)
+            total, walked = total + (u[0] - u[1]) / (2 * mu), walked + u[2]
+    kappa, noise_over_kappa = SMALL_SIGNAL_RESPONSE[b1, b2]
+    samples = total / (steps - burn_in)
     bound = 5 * samples.std() / math.sqrt(n) + 0.005 + mu**2 / 2  # sampling, three printed digits, curvature in mu
     assert bound < 0.03
     assert abs(samples.mean() - kappa) < bound
+    # A variance of n sums is seen to sqrt(2/n); their ends, b1/(1 - b1) steps long, count for 2 % at most.
+    found = walked.var() / (steps - burn_in) / kappa
+    assert found == pytest.approx(noise_over_kappa, rel=4 * math.sqrt(2 / n) + 0.02)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from noisecast.theory.optimizer_theory import OptimizerTheory
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD:
-    """x_{k+1} = x_k - eta g_k (paper, Definition 2.2).
+    """x_{k+1} = x_k - eta g_k (paper, Def. optimizers).
 
     >>> DPSGD(learning_rate=0.1).direction(2.0, None, 0)
     (2.0, None)

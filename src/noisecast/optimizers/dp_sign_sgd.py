@@ -12,7 +12,7 @@ from noisecast.theory.optimizer_theory import OptimizerTheory
 
 @dataclass(frozen=True, kw_only=True)
 class DPSignSGD:
-    """x_{k+1} = x_k - eta sign(g_k), coordinate by coordinate (paper, Definition 2.2).
+    """x_{k+1} = x_k - eta sign(g_k), coordinate by coordinate (paper, Def. optimizers).
 
     >>> direction, _ = DPSignSGD(learning_rate=0.1).direction(jnp.array([2.0, -3.0]), None, 0)
     >>> direction.tolist()

@@ -11,15 +11,13 @@ import numpy as np
 from noisecast.privacy.jax_noise import derived_key, standard_normal
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.problems.clipping import clip_factor
-from noisecast.theory.clipping import ClippingExpectations, clipping_expectations, sign_scale_mixture
-from noisecast.theory.low_dimension import low_dimension_clipping_expectations
+from noisecast.theory.clipping import sign_scale_mixture
+from noisecast.theory.low_dimension import GRID_POINTS, clipping_table
 from noisecast.theory.optimizer_theory import GradientMoments
 
 Array = jax.Array
 
-GRID_POINTS = 1024  # of gradient norms at which clipping is tabulated: 1 % apart, so interpolation errs by < 0.1 %
 GRID_DECADES = 5.0
-FEW_PARAMS = 100  # up to here the length of the noise varies enough to matter for clipping
 
 
 @partial(
@@ -112,22 +110,12 @@ class Population:
             "l2_clip_norm": mechanism.l2_clip_norm,
         }
         largest = 100.0 * max(mechanism.l2_clip_norm, float(jnp.linalg.norm(self.gradient(self.start))))
-        norms = np.geomspace(largest * 10**-GRID_DECADES, largest, GRID_POINTS)
-        clipping = self._clipping(norms, law)
+        norms, clipping = clipping_table(largest, **law, decades=GRID_DECADES)
         covariance_trace = clipping.second_moment - (clipping.shrink_factor * norms) ** 2
         batch_variance = np.maximum(covariance_trace, 0.0) / self.num_params / mechanism.expected_batch_size
         factors, weights = self._sign_mixture(norms, mechanism, law)
         tables = (np.log(norms), clipping.shrink_factor, np.sqrt(batch_variance + mechanism.mean_noise_std**2))
         return ClippingTable(*(jnp.asarray(table, jnp.float32) for table in (*tables, factors, weights)))
-
-    def _clipping(self, norms: np.ndarray, law: dict) -> ClippingExpectations:
-        """In few dimensions by quadrature over the noise itself, at every 8th norm; else by its typical length."""
-        if self.num_params > FEW_PARAMS or self.example_noise_std == 0:
-            return clipping_expectations(norms, **law)
-        some = norms[np.r_[0 : GRID_POINTS - 1 : 8, GRID_POINTS - 1]]
-        exact = low_dimension_clipping_expectations(some, **law)
-        fields = (exact.shrink_factor, exact.second_moment, exact.clip_fraction)
-        return ClippingExpectations(*(np.interp(np.log(norms), np.log(some), field) for field in fields))
 
     def _sign_mixture(self, norms: np.ndarray, mechanism: SampledGaussian, law: dict) -> tuple[np.ndarray, ...]:
         """The scale mixture over `norms`. It turns slowly and costs much, so it is computed at every 16th."""

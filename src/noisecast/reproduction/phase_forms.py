@@ -33,7 +33,7 @@ class _Mechanism:
 class PhaseForms:
     """A population whose gradient moments are the paper's: all examples clipped where |grad f| >= C, none elsewhere.
 
-    Phase 1: mean C K(nu) grad f / (sigma sqrt(d)), variance [C^2 / (d B)] + (C z / B)^2 (Thm sdedpsgd; the paper's
+    Phase 1: mean C K(nu) grad f / (sigma sqrt(d)), variance [C^2 / (d B)] + (C z / B)^2 (Thm sdesgd; the paper's
     DP-SignSGD leaves the bracket out, Cor. actual_sdes). Phase 2: mean grad f, variance sigma^2 / B + (C z / B)^2.
     """
 

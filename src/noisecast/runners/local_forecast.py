@@ -31,7 +31,7 @@ class LocalAnswer(NamedTuple):
       clipping_error: what the loss moves by if clipping and noise are those at the forecast's end, not at its start.
       bend_error: what the loss is at the forecast's mean weights, less what its quadratic says it is there.
       response_error: what the loss moves by if the optimizer's drift is as weak, next to its linear response, as it is
-        at the start; 0 for DP-SGD.
+        at the start, and by steps that are large beside their noise (`closed_form.step_gap`); 0 for DP-SGD.
       extrapolated: where the quadratic is out of its depth; (n,).
     """
 
@@ -53,9 +53,9 @@ class LocalForecast:
     S (`theory.linear_sde.local_quadratic_loss`). DP-SignSGD and DP-Adam act on coordinates, of which the spectrum knows
     nothing: they enter by their linear response to noise that is the same in all of them. The error bars count the
     spectrum's probes, how clipping and noise change until the step in question, how the loss bends away from its
-    quadratic on the way to the mean weights, and how far the optimizer is from its linear response at the start. They
-    do not count how the loss bends where noise alone carries the weights. Rows are `extrapolated` by the rules of
-    `ClosedForm`, and where the bar is wider than `LARGEST_ERROR` of the loss.
+    quadratic on the way to the mean weights, how far the optimizer is from its linear response at the start, and how
+    large its steps are beside their noise. They do not count how the loss bends where noise alone carries the weights.
+    Rows are `extrapolated` by the rules of `ClosedForm`, and where the bar is wider than `LARGEST_ERROR` of the loss.
 
     Args:
       at: the point; (d,). None: the initial parameters.
@@ -125,18 +125,18 @@ class LocalForecast:
             spectra[problem.fingerprint] = problem.local_quadratic(start)
         quadratic = spectra[problem.fingerprint]
         steps = np.array([step for step in record_at if step <= scenario.num_steps])
-        metrics, beyond = closed_form.local_metrics(scenario, start, quadratic, steps)
-        law = _law(scenario, start, quadratic)
+        here = closed_form.clipped_at(problem, start, scenario.mechanism)
+        metrics, beyond = closed_form.local_metrics(scenario, quadratic, steps, here)
+        law = closed_form.local_law(scenario, quadratic, here.moments.noise_std, here.shrink_factor)
         path = _MeanPath(scenario, start, law["learning_rate"] * law["shrink_factor"])
         ends = [path.after(int(step)) for step in steps]
-        moments = scenario.problem.gradient_moments(start, scenario.problem.prepare_moments(scenario.mechanism))
+        moved = [_moved(scenario, quadratic, here.prepared, step, end) for step, end in zip(steps, ends)]
         parts = (
             2 * _probe_error(steps, law),
-            np.abs(
-                np.array([_moved(scenario, quadratic, step, end) for step, end in zip(steps, ends)]) - metrics["loss"]
-            ),
+            np.abs(np.array(moved) - metrics["loss"]),
             np.array([path.bend(end) for end in ends]),
-            closed_form.linearisation_gap(scenario, moments, quadratic.loss, steps, law),
+            closed_form.linearisation_gap(scenario, here.moments, quadratic.loss, steps, law)
+            + closed_form.step_gap(scenario, steps, law),
         )
         error = np.sum(parts, axis=0)
         beyond = beyond | ~(error <= LARGEST_ERROR * np.abs(metrics["loss"]))
@@ -159,15 +159,15 @@ def _curve(problem: Any, at: jax.Array, vector: jax.Array, l2_clip_norm: float) 
     return jax.jvp(lambda x: jax.grad(_loss, argnums=1)(problem, x, l2_clip_norm), (at,), (vector,))
 
 
-def _law(scenario: Scenario, at: jax.Array, quadratic: LocalQuadratic) -> dict[str, Any]:
+def _law(scenario: Scenario, at: jax.Array, quadratic: LocalQuadratic, prepared: Any) -> dict[str, Any]:
     """The arguments of `local_quadratic_loss`: a spectrum, and clipping and noise at a point."""
-    noise_stds, shrink_factor = _clipped(scenario.problem, at, scenario.problem.prepare_moments(scenario.mechanism))
+    noise_stds, shrink_factor = _clipped(scenario.problem, at, prepared)
     return closed_form.local_law(scenario, quadratic, noise_stds, shrink_factor)
 
 
-def _moved(scenario: Scenario, quadratic: LocalQuadratic, step: int, end: np.ndarray) -> float:
+def _moved(scenario: Scenario, quadratic: LocalQuadratic, prepared: Any, step: int, end: np.ndarray) -> float:
     """The loss if clipping and noise are those at the mean weights that the forecast ends in."""
-    law = _law(scenario, jnp.asarray(end, jnp.float32), quadratic)
+    law = _law(scenario, jnp.asarray(end, jnp.float32), quadratic, prepared)
     return float(local_quadratic_loss(step, initial_loss=quadratic.loss, **law))
 
 

@@ -14,6 +14,7 @@ from noisecast.engines import dense, simulate
 from noisecast.privacy.noise import Purpose, RandomRoot, jax_key, key_for
 from noisecast.runners.runner import Call, Progress, chunks, groups_of, rows
 from noisecast.scenario import Scenario
+from noisecast.table import EXTRAPOLATED, OK
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Sde:
     """dX = b(X) dt + sqrt(eta) gain(X) Sigma(X)^(1/2) dW in time t = step * eta, by Euler-Maruyama.
 
     Drift b and gain come from the optimizer's theory, the gradient's mean and covariance Sigma from the problem
-    (the unified form: every clipping regime at once).
+    (the unified form: every clipping regime at once). Rows are `extrapolated` where the optimizer's settings are out of
+    its theory's depth (`Closure.caveat`).
 
     Args:
       substeps: Euler-Maruyama steps an optimizer step; >= 1. At 1 (the paper's choice, dt = eta) the scheme shares the
@@ -63,12 +65,21 @@ class Sde:
                 paths.advance(step)
                 records.append((step, paths.evaluate()))
                 progress((number + step / group[0].num_steps) / len(groups))
-            tables.append(rows(self.name, group, repeats, records))
+            table = rows(self.name, group, repeats, records)
+            if _caveat(group[0]):
+                table.loc[table["status"] == OK, "status"] = EXTRAPOLATED
+            tables.append(table)
         return pd.concat(tables, ignore_index=True)
 
 
 def _group_key(scenario: Scenario) -> tuple:
     return (_paths_of(scenario), *dense.group_key(scenario))
+
+
+def _caveat(scenario: Scenario) -> str:
+    """What puts the optimizer's settings out of its theory's depth, alike in a group; else empty."""
+    closure = scenario.optimizer.theory.closure
+    return "" if closure is None else closure.caveat
 
 
 def _paths_of(scenario: Scenario) -> Any:

@@ -69,7 +69,8 @@ def second_moment(moments: GradientMoments) -> Array:
 def advance_second_moment(v: Array, moments: GradientMoments, step: Array, num_steps: Array, *, b2: float) -> Array:
     """v + w (E[g^2] - v), w = (1 - b2^n)/(1 - b2^(k + n)): bias-corrected v_hat after n more steps from step k.
 
-    v_hat is the weighted average of all past g^2, so w = 1 at step 0 and (1 - b2^n) late. Steps may be fractional.
+    v_hat is the weighted average of all past g^2, so w = 1 at step 0 and (1 - b2^n) late. Steps may be fractional; none
+    change nothing.
 
     >>> import numpy as np
     >>> m = GradientMoments(mean=np.array([1.0]), noise_std=0.0)
@@ -78,11 +79,11 @@ def advance_second_moment(v: Array, moments: GradientMoments, step: Array, num_s
     """
     xp, _ = special_and_math(v, moments.mean, moments.noise_std, step, num_steps)
     if b2 == 0:
-        weight = 1.0
-    elif b2 == 1:
-        weight = num_steps / (step + num_steps)
+        weight = xp.where(xp.asarray(num_steps) > 0, 1.0, 0.0)
     else:
-        weight = xp.expm1(num_steps * math.log(b2)) / xp.expm1((step + num_steps) * math.log(b2))
+        new, seen = (k if b2 == 1 else xp.expm1(k * math.log(b2)) for k in (num_steps, step + num_steps))
+        none = xp.asarray(seen) == 0
+        weight = xp.where(none, 0.0, new / xp.where(none, 1.0, seen))
     return v + weight * (second_moment(moments) - v)
 
 
@@ -195,7 +196,7 @@ def few_gradients(noise_share: Array, first_step: int, num_steps: int, *, b1: fl
 
     w_i and b_i the weights that m_hat_t and v_hat_t give g_i: a large g_i is divided by the root that it enlarges, and
     E v_hat^(-1/2) is more than (E v_hat)^(-1/2). To first order in b_i, own derivation: at t = 1 and rho = 1 it is
-    0.75, exact 0.80. `SMALL_SIGNAL_RESPONSE` is its limit at rho = 1.
+    0.75, exact 0.80. `SMALL_SIGNAL_RESPONSE` is its limit at rho = 1 and late t, to first order in 1 - b2.
 
     Args:
       noise_share: rho; (d,) in [0, 1].   first_step: t = 1, 2, ...
@@ -216,7 +217,9 @@ def _weight_of_one(step: Array, b2: float) -> Array:
 
 
 def momentum_noise(num_steps: int, *, b1: float, b2: float) -> float:
-    """Var(sum_{t <= n} m_hat_t/sqrt(v_hat_t)) for white noise g_i: n without momentum, else more at first, and n + c.
+    """Var(sum_{t <= n} m_hat_t/sqrt(v_hat_t)) for white noise g_i: n where b1 = 0 and b2 -> 1, else n + c late.
+
+    With momentum it grows faster at first. For b2 well below 1 it is not n even late: see `SMALL_SIGNAL_RESPONSE`.
 
     sum_{t, t'} sum_i w_ti w_t'i E sqrt(v_hat_t/v_hat_t'), t <= t': the bias correction makes the first gradients count
     several times, which the later, larger squares that join v_hat dampen. The last factor, with equal weights
@@ -295,7 +298,7 @@ def dp_adam_theory(b1: float, b2: float, eps: float) -> OptimizerTheory:
     """The theory of DP-Adam with decay rates b1, b2 in [0, 1) and adaptivity eps >= 0 [loss/params].
 
     The state is v, (d,) [loss^2/params^2]. b1 does not enter at first order in the learning rate; nor does eps enter
-    the effective learning rate eta/s.
+    the effective learning rate eta/s, which is for eps << s; the closure's gain 1/(s + eps) holds for any.
 
     Valid when: b2 >= 0.9 (see SMALL_SIGNAL_RESPONSE), eps << s and eta lambda/s < 1 - b1.
 

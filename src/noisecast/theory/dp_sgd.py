@@ -11,6 +11,7 @@ import numpy as np
 from noisecast.theory._namespace import special_and_math
 from noisecast.theory.closures import SGD_CLOSURE
 from noisecast.theory.gaussian import (
+    concentrated_direction_variances,
     concentrated_normalised_gradient_factor,
     normalised_gradient_factor_as_printed,
     student_scale_factor,
@@ -85,7 +86,10 @@ def covariance_phase_1(
     batch_size: float,
     mean_noise_std: float,
 ) -> Array:
-    """(C^2/B) (I/d - a^2 grad f grad f^T) + mean_noise_std^2 I, a = E[1/R] (paper, Thm sdesgd; E[u u^T] = I/d).
+    """(C^2/B) Cov(u) + mean_noise_std^2 I of directions u = g/||g||, every example clipped, at every G.
+
+    Cov(u) = v_across I + (v_along - v_across) n n^T, n = grad f/G, by `concentrated_direction_variances`; I/d where
+    G << sigma sqrt d. Its trace is 1 - a^2 G^2, a = E[1/R], as that of Thm sdesgd with its exact coefficient.
 
     Returns: (d, d) [loss^2/params^2].
 
@@ -94,10 +98,8 @@ def covariance_phase_1(
     array([[1., 0.],
            [0., 1.]])
     """
-    shrunk = drift_phase_1(
-        gradient, example_noise_std=example_noise_std, degrees_of_freedom=degrees_of_freedom, l2_clip_norm=l2_clip_norm
-    )
-    return _spherical_covariance(shrunk, l2_clip_norm, batch_size, mean_noise_std)
+    directions = _direction_covariance(gradient, example_noise_std, degrees_of_freedom)
+    return l2_clip_norm**2 / batch_size * directions + mean_noise_std**2 * np.eye(len(directions))
 
 
 def covariance_phase_1_as_printed(
@@ -109,7 +111,9 @@ def covariance_phase_1_as_printed(
     batch_size: float,
     mean_noise_std: float,
 ) -> Array:
-    """`covariance_phase_1` with the low-signal coefficient a = K(nu)/(sigma sqrt d) (paper, Thm sdesgd, Phase 1).
+    """(C^2/B) (E[u u^T] - a^2 grad f grad f^T) + mean_noise_std^2 I, a = K(nu)/(sigma sqrt d) (Thm sdesgd, Phase 1).
+
+    E[u u^T] is exact for large d. Valid when: ||grad f||^2 << d sigma^2; else it may be negative along grad f.
 
     >>> covariance_phase_1_as_printed(np.zeros(1), example_noise_std=1.0, degrees_of_freedom=3, l2_clip_norm=2.0,
     ...                               batch_size=4, mean_noise_std=1.0)
@@ -118,12 +122,23 @@ def covariance_phase_1_as_printed(
     shrunk = drift_phase_1_as_printed(
         gradient, example_noise_std=example_noise_std, degrees_of_freedom=degrees_of_freedom, l2_clip_norm=l2_clip_norm
     )
-    return _spherical_covariance(shrunk, l2_clip_norm, batch_size, mean_noise_std)
+    exact = drift_phase_1(
+        gradient, example_noise_std=example_noise_std, degrees_of_freedom=degrees_of_freedom, l2_clip_norm=l2_clip_norm
+    )
+    directions = l2_clip_norm**2 * _direction_covariance(gradient, example_noise_std, degrees_of_freedom)
+    clipped = directions + np.outer(exact, exact) - np.outer(shrunk, shrunk)
+    return clipped / batch_size + mean_noise_std**2 * np.eye(len(clipped))
 
 
-def _spherical_covariance(mean: np.ndarray, clip_norm: float, batch_size: float, mean_noise_std: float) -> np.ndarray:
-    identity = np.eye(mean.size)
-    return (clip_norm**2 / mean.size * identity - np.outer(mean, mean)) / batch_size + mean_noise_std**2 * identity
+def _direction_covariance(gradient: Array, sigma: float, nu: float) -> np.ndarray:
+    """Cov(g/||g||), (d, d)."""
+    gradient = np.asarray(gradient, dtype=float)
+    norm = float(np.linalg.norm(gradient))
+    along, across = concentrated_direction_variances(
+        norm, num_params=gradient.size, example_noise_std=sigma, degrees_of_freedom=nu
+    )
+    unit = gradient / norm if norm > 0 else np.eye(gradient.size)[0]
+    return across * np.eye(gradient.size) + (along - across) * np.outer(unit, unit)
 
 
 def drift_phase_2(gradient: Array) -> Array:
@@ -382,7 +397,8 @@ def gradient_norm_bound(
 ) -> Array:
     """K_1 (f0/(eta T) + eta d L/2 (K_2 + C^2 z^2/B^2)) >= mean over steps of E||grad f||^2 (Thm gradbound_sgd_formal).
 
-    Bound, scaling only: h K_1 <= 1 (Jensen), so with partial clipping it may fall short by up to that factor.
+    Bound, scaling only, of the SDE: of the algorithm's mean divide by 1 - eta L/2, as a step of length eta overshoots.
+    h K_1 <= 1 (Jensen), so with partial clipping it may fall short by up to that factor.
 
     Args:
       curvature_trace: d L as in the paper, or the sharper Tr H.

@@ -45,24 +45,26 @@ def clipped_error(mean: Array, variance: Array, bound: Array) -> ClippedError:
     """E r, E r', E r^2 and P(|e| > b) of r = clamp(e, -b, b), e ~ N(mean, variance); closed forms.
 
     Args:
-      mean, variance: of the errors; (n,).   bound: b > 0; (n,).
+      mean, variance: of the errors; (n,).   bound: b > 0, inf for none; (n,).
 
     >>> e = clipped_error(np.array([0.0, 3.0]), np.array([1.0, 0.0]), np.array([1.0, 2.0]))
     >>> e.push, e.slope.round(3), e.square.round(3)
     (array([0., 2.]), array([0.683, 0.   ]), array([0.516, 4.   ]))
     """
+    bound = np.asarray(bound, dtype=float)
     std = np.maximum(np.sqrt(np.maximum(variance, 0.0)), SMALLEST_STD)
     low, high = (-bound - mean) / std, (bound - mean) / std
     below, above = special.ndtr(low), special.ndtr(-high)
     inside = np.maximum(1 - below - above, 0.0)
     at_low, at_high = (np.exp(-(edge**2) / 2) / math.sqrt(2 * math.pi) for edge in (low, high))
+    finite = np.where(np.isinf(bound), 0.0, bound)  # nothing lies beyond a bound of infinity
     # E[e; |e| < b] and E[e^2; |e| < b]; edge * density vanishes where the edge is far.
     first = mean * inside + std * (at_low - at_high)
-    second = mean * first + std * (std * inside - bound * (at_low + at_high))
+    second = mean * first + std * (std * inside - finite * (at_low + at_high))
     return ClippedError(
-        push=bound * (above - below) + first,
+        push=finite * (above - below) + first,
         slope=inside,
-        square=bound**2 * (above + below) + np.maximum(second, 0.0),
+        square=finite**2 * (above + below) + np.maximum(second, 0.0),
         clip_fraction=below + above,
     )
 
@@ -113,7 +115,7 @@ def stages_for(stiffness: float) -> int:
 def chebyshev_step(
     field: Callable[[Array], Array], state: Array, at_start: Array, length: float, num_stages: int
 ) -> Array:
-    """One step of x' = field(x) of second order, stable for rates up to 0.65 num_stages^2/length (RKC).
+    """One step of x' = field(x) of second order, stable for rates up to 0.65 (num_stages^2 - 1)/length (RKC).
 
     Explicit, so that it needs no solve, and yet fit for stiff flows down a slope: twice the stages, four times the
     rates. Sommeijer, Shampine and Verwer, 'RKC: an explicit solver for parabolic PDEs', 1998, Eq. (2.1)-(2.6).

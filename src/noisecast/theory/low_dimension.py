@@ -1,11 +1,13 @@
-"""What clipping leaves of a gradient in fewer than about a hundred parameters, where the noise's length is no constant.
+"""What clipping leaves of a gradient, with the noise's length and direction integrated over, in any dimension.
 
-`clipping.py` takes it for its typical value; here it is integrated over, and so is its direction.
+`clipping.py` takes the length for its typical value, which is wrong in few dimensions, and in many where most examples
+are about as long as the clip norm.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,19 +18,22 @@ from noisecast.theory.clipping import ClippingExpectations, clipping_expectation
 Array = Any
 
 NO_TAIL = 1e12  # degrees of freedom beyond which Student's noise is Gaussian to float64
+GRID_POINTS = 1024  # of a table over gradient norms, 1 % apart
+EVERY = 8  # of them are integrated, and all within `KINK` of where the typical example begins to be clipped
+KINK = 0.2
 AT_ONCE = 64  # gradient norms whose nodes are in memory together, some 100 MB
 
 
 def low_dimension_clipping_expectations(
     gradient_norm: Array, *, num_params: int, example_noise_std: float, degrees_of_freedom: float, l2_clip_norm: float
 ) -> ClippingExpectations:
-    """`clipping_expectations` without taking the noise's norm for its typical value: needed below about 100 parameters.
+    """`clipping_expectations` without taking the noise's norm for its typical value: right at every d.
 
     With g = (G + t u, t sqrt(1 - u^2)), t the length of the noise, t^2/(sigma^2 nu) = chi^2_d / chi^2_nu, u the cosine
     of its angle to the gradient, R = |g|: h = E[min(1, C/R) (G + t u)]/G, m2 = E[min(R, C)^2], by Gauss quadrature over
     log t and the angle, in pieces that end where R = C (own derivation).
 
-    Args and Returns: as `clipping_expectations`; gradient_norm > 0, (m,).
+    Args, Returns and Raises: as `clipping_expectations`; gradient_norm (m,).
 
     >>> law = dict(num_params=1, example_noise_std=1.0, degrees_of_freedom=np.inf, l2_clip_norm=0.5)
     >>> h = low_dimension_clipping_expectations(np.array([1e-3]), **law).shrink_factor
@@ -36,13 +41,67 @@ def low_dimension_clipping_expectations(
     0.383
     """
     g = np.atleast_1d(np.asarray(gradient_norm, dtype=float))
+    _check(g, num_params, example_noise_std, degrees_of_freedom, l2_clip_norm)
     if math.isinf(l2_clip_norm) or example_noise_std == 0:
         law: dict[str, Any] = {"num_params": num_params, "example_noise_std": example_noise_std}
         return clipping_expectations(g, degrees_of_freedom=degrees_of_freedom, l2_clip_norm=l2_clip_norm, **law)
     nu = math.inf if degrees_of_freedom > NO_TAIL else degrees_of_freedom
+    # At G = 0 is what it tends to, as G^2: the formulas divide by G.
+    g = np.maximum(g, 1e-8 * min(l2_clip_norm, example_noise_std))
     length = _NoiseLength(num_params, example_noise_std, nu)
     some = [_integrated(g[i : i + AT_ONCE, None], length, l2_clip_norm) for i in range(0, len(g), AT_ONCE)]
     return ClippingExpectations(*np.concatenate(some, axis=1))
+
+
+def _check(g: np.ndarray, num_params: int, sigma: float, nu: float, clip_norm: float) -> None:
+    wrong = g[~((g >= 0) & np.isfinite(g))]
+    for expected, got, is_right in (
+        ("0 <= gradient_norm < inf", wrong[0] if len(wrong) else 0.0, len(wrong) == 0),
+        ("num_params >= 1", num_params, num_params >= 1),
+        ("example_noise_std >= 0", sigma, sigma >= 0),
+        ("degrees_of_freedom > 0", nu, nu > 0),
+        ("l2_clip_norm > 0", clip_norm, clip_norm > 0),
+    ):
+        if not is_right:
+            raise ValueError(f"Expected {expected}, got {got}.")
+
+
+@lru_cache(maxsize=64)  # mechanisms of one clip norm share it, whatever their noise
+def clipping_table(
+    largest_norm: float,
+    *,
+    num_params: int,
+    example_noise_std: float,
+    degrees_of_freedom: float,
+    l2_clip_norm: float,
+    decades: float = 5.0,
+) -> tuple[np.ndarray, ClippingExpectations]:
+    """`low_dimension_clipping_expectations` at `GRID_POINTS` norms, a geometric series up to largest_norm.
+
+    Some are integrated; between them ln h, ln (m2 - h^2 G^2) and the clip fraction are linear in ln G, to 0.1 %.
+
+    Returns: gradient norms, (GRID_POINTS,), and expectations there; not to be written to.
+
+    >>> norms, found = clipping_table(10.0, num_params=200, example_noise_std=0.01, degrees_of_freedom=np.inf,
+    ...                               l2_clip_norm=1.0)
+    >>> norms[[0, -1]].round(6), found.shrink_factor[[0, -1]].round(3)
+    (array([1.e-04, 1.e+01]), array([1. , 0.1]))
+    """
+    law = {"num_params": num_params, "example_noise_std": example_noise_std, "degrees_of_freedom": degrees_of_freedom}
+    norms = np.geomspace(largest_norm * 10**-decades, largest_norm, GRID_POINTS)
+    if math.isinf(l2_clip_norm) or example_noise_std == 0:
+        return norms, clipping_expectations(norms, l2_clip_norm=l2_clip_norm, **law)
+    kink = math.sqrt(max(l2_clip_norm**2 - num_params * example_noise_std**2, 0.0))
+    near = (norms > kink / (1 + KINK)) & (norms < kink * (1 + KINK))
+    near[::EVERY] = near[-1] = True
+    some = norms[near]
+    exact = low_dimension_clipping_expectations(some, l2_clip_norm=l2_clip_norm, **law)
+    variance = np.maximum(exact.second_moment - (exact.shrink_factor * some) ** 2, 1e-300)
+    h, between = (
+        np.exp(np.interp(np.log(norms), np.log(some), np.log(field))) for field in (exact.shrink_factor, variance)
+    )
+    fraction = np.interp(np.log(norms), np.log(some), exact.clip_fraction)
+    return norms, ClippingExpectations(h, between + (h * norms) ** 2, fraction)
 
 
 def _integrated(g: np.ndarray, length: "_NoiseLength", clip: float) -> np.ndarray:

@@ -18,12 +18,12 @@ def nominal_epsilon(
 ) -> Array:
     """q sqrt(T log(1/delta))/z, the paper's epsilon (Thm abadi with constant 1). NOT a guarantee.
 
-    Below z of about 1 it is too small, by factors from 1.5 to 10,000; for large z it is somewhat too large.
+    Below z of about 1 it is too small, by factors from 1.5 up; for large z it is somewhat too large. inf at z = 0.
 
     >>> round(nominal_epsilon(1.0, sampling_probability=0.0064, num_steps=15600, target_delta=1e-5), 3)
     2.712
     """
-    return sampling_probability * math.sqrt(num_steps * -math.log(target_delta)) / noise_multiplier
+    return _divided(sampling_probability * math.sqrt(num_steps * -math.log(target_delta)), noise_multiplier)
 
 
 def nominal_noise_multiplier(
@@ -34,7 +34,15 @@ def nominal_noise_multiplier(
     >>> round(nominal_noise_multiplier(2.7123, sampling_probability=0.0064, num_steps=15600, target_delta=1e-5), 3)
     1.0
     """
-    return sampling_probability * math.sqrt(num_steps * -math.log(target_delta)) / nominal_epsilon
+    return _divided(sampling_probability * math.sqrt(num_steps * -math.log(target_delta)), nominal_epsilon)
+
+
+def _divided(scale: float, by: Array) -> Array:
+    """scale/by, inf where by = 0; a float of a float."""
+    if np.ndim(by) == 0:
+        return math.inf if by == 0 else scale / by
+    with np.errstate(divide="ignore"):
+        return scale / np.asarray(by)
 
 
 # --- Which optimizer: the noise multiplier at which an adaptive one overtakes DP-SGD --------------------------------
@@ -118,14 +126,21 @@ def threshold_noise_multipliers(
         ("adaptive_learning_rate", adaptive_learning_rate),
         ("adaptive_l2_clip_norm", adaptive_l2_clip_norm),
         ("expected_batch_size", expected_batch_size),
+        ("noise_penalty", noise_penalty),
     ):
-        if not value > 0:
-            raise ValueError(f"Expected {name} > 0, got {value}.")
+        _check_positive(name, value)
+    if not example_noise_std >= 0:
+        raise ValueError(f"Expected example_noise_std >= 0, got {example_noise_std}.")
     r2 = noise_penalty * (adaptive_learning_rate / sgd_learning_rate) ** 2
     s, cg2, ca2 = example_noise_std**2 / expected_batch_size, sgd_l2_clip_norm**2, adaptive_l2_clip_norm**2
     roots = _positive_roots(cg2**2, 2 * s * cg2 - r2 * ca2, s * (s - r2))
     verdict: Literal["always", "above", "outside"] = ("always", "above", "outside")[len(roots)]
     return Thresholds(verdict, tuple(expected_batch_size * math.sqrt(u) for u in roots))
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"Expected {name} > 0, got {value}.")
 
 
 def _positive_roots(a: float, b: float, c: float) -> tuple[float, ...]:
@@ -155,6 +170,15 @@ def threshold_noise_multiplier_all_clipped(
     ...     noise_penalty=1.0, num_params=10**12, expected_batch_size=10).noise_multipliers[0].__round__(6)
     10.0
     """
+    for name, value in (
+        ("sgd_learning_rate", sgd_learning_rate),
+        ("sgd_l2_clip_norm", sgd_l2_clip_norm),
+        ("adaptive_learning_rate", adaptive_learning_rate),
+        ("noise_penalty", noise_penalty),
+        ("num_params", num_params),
+        ("expected_batch_size", expected_batch_size),
+    ):
+        _check_positive(name, value)
     r2 = noise_penalty * (adaptive_learning_rate / sgd_learning_rate) ** 2
     u = r2 / sgd_l2_clip_norm**2 - 1 / (num_params * expected_batch_size)
     return Thresholds("above", (expected_batch_size * math.sqrt(u),)) if u > 0 else Thresholds("always", ())
@@ -194,7 +218,8 @@ def sgd_learning_rate(
 
     Args:
       initial_loss: f0 - f* [loss].
-      curvature_trace: d L, or Tr H: within 10 % of the best where d L is 2-3 times too small [loss/params^2].
+      curvature_trace: d L as in the paper, or Tr H [loss/params^2]: on a spread spectrum d L is too large, and its rate
+        2-3 times too small where that of Tr H is within 10 % of the best.
       num_steps: T; where the rate is eta times factors, the sum of their squares.
       gradient_noise_std: s^2 = K_2 + C^2 z^2/B^2 in the paper's constants [loss/params].
     Returns: eta [params^2/loss], of order 1/s. Metric: mean over steps of E||grad f||^2.
@@ -287,8 +312,9 @@ def final_loss_effective_learning_rate(
 
     Args:
       initial_loss: f0 - f* [loss].  curvature: lambda [loss/params^2].  num_steps: T.  num_params: d.
-      gradient_noise_std: s [loss/params].  noise_penalty: phi.  shrink_factor: h.
-    Returns: eta_e [params^2/loss].
+      gradient_noise_std: s >= 0 [loss/params].  noise_penalty: phi > 0.  shrink_factor: h >= 0.
+    Returns: eta_e [params^2/loss]; inf at s = 0, and 2 h f0/(phi d s^2) where h^2 lambda T -> 0.
+    Raises: ValueError for a negative loss, curvature, number of steps, shrink factor or noise.
     Valid when: eta_e h lambda << 1; on a spread spectrum the best differs by factors of order 1.
 
     >>> R = 10.0
@@ -297,6 +323,19 @@ def final_loss_effective_learning_rate(
     >>> bool(np.isclose(np.exp(2 * eta) + 2 * eta, R + 1))
     True
     """
-    rate = shrink_factor * np.asarray(curvature) * num_steps
-    signal = 8 * shrink_factor * rate * initial_loss / (noise_penalty * num_params * np.square(gradient_noise_std))
-    return np.log(special.wrightomega(signal + 1.0)) / (2 * rate)
+    for name, value in (
+        ("initial_loss", initial_loss),
+        ("curvature", curvature),
+        ("num_steps", num_steps),
+        ("gradient_noise_std", gradient_noise_std),
+        ("shrink_factor", shrink_factor),
+    ):
+        if not np.all(np.asarray(value) >= 0):
+            raise ValueError(f"Expected {name} >= 0, got {value}.")
+    rate = np.asarray(shrink_factor) * np.asarray(curvature) * num_steps
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = 8 * np.asarray(shrink_factor) * initial_loss
+        scale = np.where(gain == 0, 0.0, gain / (noise_penalty * num_params * np.square(gradient_noise_std)))
+        signal = rate * scale
+        # y = R/2 to first order, where the logarithm would lose its digits.
+        return np.where(signal > 1e-7, np.log(special.wrightomega(signal + 1.0)) / (2 * rate), scale / 4)[()]

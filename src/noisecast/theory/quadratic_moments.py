@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from noisecast.theory.clipping import clipping_expectations
 from noisecast.theory.closures import Closure, GradientLaw, QuadraticRecursion
-from noisecast.theory.low_dimension import low_dimension_clipping_expectations
+from noisecast.theory.low_dimension import clipping_table
 
 Array = Any
 
@@ -48,8 +47,8 @@ def recursion_of(closure: Closure) -> QuadraticRecursion:
 class InjectedNoise:
     """Shrink factor h(G) and variance of one clipped example per coordinate, over the gradient norm G, in float64.
 
-    The variance is (m2 - h^2 G^2)/d of `clipping_expectations`; where nothing is clipped it is sigma^2 nu/(nu - 2),
-    since the difference would lose digits: there DP-SGD is forecast exactly.
+    The variance is (m2 - h^2 G^2)/d of `low_dimension_clipping_expectations`; where nothing is clipped it is
+    sigma^2 nu/(nu - 2), since the difference would lose digits: there DP-SGD is forecast exactly.
 
     >>> noise = InjectedNoise.tabulated(num_params=200, example_noise_std=0.1, degrees_of_freedom=math.inf,
     ...                                 l2_clip_norm=50.0, largest_norm=10.0)
@@ -64,18 +63,13 @@ class InjectedNoise:
     @classmethod
     def tabulated(
         cls, *, num_params: int, example_noise_std: float, degrees_of_freedom: float, l2_clip_norm: float,
-        largest_norm: float, few_params: int = 100, decades: float = 5.0,
+        largest_norm: float, decades: float = 5.0,
     ) -> "InjectedNoise":  # fmt: skip
-        """Tabulate up to largest_norm; with up to `few_params` parameters by quadrature over the noise itself."""
-        law = {
-            "num_params": num_params,
-            "example_noise_std": example_noise_std,
-            "degrees_of_freedom": degrees_of_freedom,
-        }
-        exact = num_params <= few_params and example_noise_std > 0
-        expectations = low_dimension_clipping_expectations if exact else clipping_expectations
-        norms = np.geomspace(largest_norm * 10**-decades, largest_norm, 96 if exact else 1024)
-        clipped = expectations(norms, l2_clip_norm=l2_clip_norm, **law)
+        """Tabulate up to largest_norm, by quadrature over the noise itself."""
+        norms, clipped = clipping_table(
+            float(largest_norm), num_params=num_params, example_noise_std=float(example_noise_std),
+            degrees_of_freedom=float(degrees_of_freedom), l2_clip_norm=float(l2_clip_norm), decades=decades,
+        )  # fmt: skip
         untouched = np.asarray(clipped.clip_fraction) == 0
         h = np.where(untouched, 1.0, clipped.shrink_factor)
         variance = (clipped.second_moment - (h * norms) ** 2) / num_params
