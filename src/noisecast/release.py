@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,9 @@ MAX_STRETCH = 2**16
 class TrainedModel:
     """A model after its last step.
 
+    Only `params` and the statement are for release: `scenario` holds the training rows, and so does a pickle of this.
+    `noisecast train` and the estimators write and hold the former alone.
+
     Args:
       scenario: what was run.
       params: released parameters; (d,) float32, on a public grid (`privacy/public_grid.py`).
@@ -35,7 +38,7 @@ class TrainedModel:
       seconds: wall time of this session's steps.
     """
 
-    scenario: Scenario
+    scenario: Scenario = field(repr=False)
     params: np.ndarray
     non_private_metrics: dict[str, float]
     statement: PrivacyStatement

@@ -211,7 +211,7 @@ def nominal_epsilon(
 
     Abadi et al. (CCS 2016, Thm 1) with its constant set to 1 and its conditions dropped, as in the paper "Adaptive
     Methods Are Preferable in High Privacy Settings: An SDE Perspective". Below z of about 1 it is too small, by factors
-    from 1.5 to 10,000; for large z it is somewhat too large. Kept to reproduce the paper's axes.
+    from 1.5 up; for large z it is somewhat too large. Kept to reproduce the paper's axes.
 
     Args:
       noise_multiplier: z > 0.   sampling_probability: 0 < q <= 1.   num_steps: T >= 0.   target_delta: 0 < delta < 1.

@@ -15,6 +15,9 @@ from noisecast.theory.closures import GradientLaw, expected_norm
 from noisecast.theory.quadratic_moments import InjectedNoise, recursion_of
 
 NOTICEABLE_CLIPPING = 0.99  # of the gradient's share that clipping leaves: below it coordinates are coupled
+# Of learning rate times curvature: above it swings are held by clipping, if that leaves at least such a share of the
+# gradient, and is met by one that is so many times as long as usual.
+EDGE, LEAST_LEFT, LONGEST_SWING = 1.95, 0.5, 5.0
 LARGEST_LATTICE_RATIO = 1.0  # rho = eta h/s of DP-SignSGD and DP-Adam: beyond it their lattice or lag shows
 
 
@@ -45,20 +48,22 @@ def forecast(scenario: Scenario, prepared: None, record_at: Sequence[int], setti
     noise_at = private_noise(scenario, math.sqrt(np.sum(counts * (hessian * start) ** 2)))
     closure: Any = scenario.optimizer.theory.closure
     recursion, recorded = recursion_of(closure), {}
-    state, ratio, smallest_shrink = recursion.start(start), 0.0, 1.0
+    state, ratio, smallest_shrink, edge = recursion.start(start), 0.0, 1.0, 0.0
     learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
     for step in range(scenario.num_steps + 1):
         gradient_norm = math.sqrt(weights @ (state.mean**2 + state.variance))
         shrink, law = noise_at(gradient_norm)
         curvature, smallest_shrink = shrink * hessian, min(smallest_shrink, shrink)
+        if step and shrink > LEAST_LEFT and LONGEST_SWING * gradient_norm > scenario.mechanism.l2_clip_norm:
+            edge = max(edge, learning_rate * scenario.schedule.at(step - 1) * float(np.max(curvature)))
         if not closure.is_linear:  # at the rate of the step that led here
             ratio = max(ratio, lattice_ratio(scenario, curvature, law) * scenario.schedule.at(max(step - 1, 0)))
         if step in record_at:
             metrics = _metrics(hessian, state.mean, state.variance, counts)
-            recorded[step] = metrics, ratio > LARGEST_LATTICE_RATIO
+            recorded[step] = metrics, ratio > LARGEST_LATTICE_RATIO or (closure.is_linear and edge > EDGE)
         law = law._replace(mean=curvature * state.mean, signal_variance=curvature**2 * state.variance)
         state = recursion.step(state, step, curvature, law, learning_rate * scenario.schedule.at(step))
-    return collected(recorded, reasons=reasons(ratio, smallest_shrink))
+    return collected(recorded, reasons=reasons(ratio, smallest_shrink, edge if closure.is_linear else 0.0))
 
 
 def private_noise(scenario: Scenario, gradient_norm_at_start: float) -> Callable[[float], tuple[float, GradientLaw]]:
@@ -94,14 +99,22 @@ def lattice_ratio(scenario: Scenario, curvature: np.ndarray, law: GradientLaw) -
     return steepest / math.sqrt(law.noise_variance) if law.noise_variance > 0 else math.inf
 
 
-def reasons(largest_ratio: float, smallest_shrink: float) -> list[str]:
-    """Why a forecast may be off: rho along the path, and how much of the gradient clipping leaves at least."""
+def reasons(largest_ratio: float, smallest_shrink: float, edge: float = 0.0) -> list[str]:
+    """Why a forecast may be off: rho along the path, how much of the gradient clipping leaves at least, and
+    DP-SGD's learning rate times curvature where clipping leaves some of it.
+    """
     found = []
     if largest_ratio > LARGEST_LATTICE_RATIO:
         found.append(
             f"A step is large next to the noise: learning_rate * curvature / gradient noise reaches {largest_ratio:.3g}"
             f", and beyond {LARGEST_LATTICE_RATIO:g} the Gaussian closure of DP-SignSGD errs by 2 to 17 % of the loss "
-            "at its floor, as the lag of DP-Adam does."
+            "at its floor, as the lag of DP-Adam does, and before it by more: a third and beyond."
+        )
+    if edge > EDGE:
+        found.append(
+            f"Learning rate times curvature reaches {edge:.3g}, the edge of stability, where clipping holds the "
+            "swings. How much it holds differs from run to run, and the closure knows the mean: the loss is likely "
+            "lower, by up to a half."
         )
     if smallest_shrink < NOTICEABLE_CLIPPING:
         found.append(
