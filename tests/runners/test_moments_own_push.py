@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from noisecast import DPSGD, DPAdam, Poisson, SampledGaussian, Scenario, answer, linear_model
+from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, answer, linear_model
 from noisecast.problems.datasets import Dataset
-from noisecast.runners import Training
-from noisecast.runners.moments import Moments
+from noisecast.runners import Training, moments
+from noisecast.runners.moments import Moments, examples
 from noisecast.theory.own_push import OwnPush
 
 SEED_DATA, SEED_TRAINING = 640_401, 640_402
@@ -59,3 +59,37 @@ def test_few_examples_far_out_are_said():
         found = Moments().forecast(scenario, [0, 300])
         assert found.metrics["loss"][-1] < 0.02 and found.extrapolated.tolist() == [False, True]
         assert any("Less than 5%" in reason for reason in found.reasons)
+
+
+def copied_rows(num_different=120, num_copies=20, num_features=1500):
+    rng = np.random.default_rng(11)
+    rows = np.repeat(rng.normal(size=(num_different, num_features)) / num_features**0.5 * 3, num_copies, 0)
+    labels = np.repeat(rng.integers(0, 2, num_different), num_copies).astype(np.int32)
+    return linear_model(Dataset("copies", rows.astype(np.float32), labels, ("no", "yes")))
+
+
+def test_copies_of_a_row_push_along_one_line(monkeypatch):
+    """More of them than there are joint directions: taken for different rows they came out 54 % too high."""
+    problem = copied_rows()
+    sampler = Poisson.for_batch_size(64, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=2.0, l2_clip_norm=0.38, sampler=sampler)
+    optimizer = DPSignSGD(learning_rate=0.0326)
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=500)
+    table = answer([scenario], runners=[Training()], insecure_seeds=range(640_501, 640_541), record_at=[500])
+    losses = table[(table.metric == "loss") & (table.step == 500)].value
+    found = Moments().forecast(scenario, [500]).metrics["loss"][-1]
+    moments._prepared.cache_clear()
+    monkeypatch.setattr(examples.Rows, "copies", 1.0)
+    apart = Moments().forecast(scenario, [500]).metrics["loss"][-1]
+    moments._prepared.cache_clear()
+    assert abs(found / losses.mean() - 1) < 0.05 + 2 * losses.sem() / losses.mean()
+    assert apart > 1.3 * losses.mean()
+
+
+@pytest.mark.parametrize("form", [np.asarray, scipy.sparse.csr_array])
+def test_copies_are_counted(form):
+    """By all features, the block's and the rest's."""
+    block = np.array([[1, 1], [1, 1], [1, 1], [2, 1]], np.float32)
+    rest = form(np.array([[1, 0], [1, 0], [0, 2], [1, 0]], np.float32))
+    rows = examples.Rows(block, rest, np.zeros((2, 0), np.float32), np.zeros(4, int), np.ones(4))
+    assert rows.copies.tolist() == [2, 2, 1, 1]

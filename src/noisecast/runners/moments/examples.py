@@ -1,5 +1,8 @@
 """The rows of a linear model as a forecast reads them."""
 
+from collections import Counter
+from functools import cached_property
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,6 +25,20 @@ class Rows(PartedRows):
     def __init__(self, block: np.ndarray, rest: Any, joint: np.ndarray, labels: np.ndarray, lengths: np.ndarray):
         super().__init__(block, rest, joint, lengths)
         self.labels, self.block_squared = labels, block**2
+
+    @cached_property
+    def copies(self) -> np.ndarray:
+        """How many rows have the same features, labels aside; (n,)."""
+        near, far = np.ascontiguousarray(self.block[:, : self.split]), self.rest
+        if scipy.sparse.issparse(far):
+            parts = far.indices, far.data
+            begins, ends = far.indptr[:-1].tolist(), far.indptr[1:].tolist()
+            rest = [b"".join(part[a:b].tobytes() for part in parts) for a, b in zip(begins, ends, strict=True)]
+        else:
+            rest = map(bytes, np.ascontiguousarray(far))
+        rows = [blake2b(bytes(row) + more).digest() for row, more in zip(near, rest, strict=True)]
+        counted = Counter(rows)
+        return np.array([counted[row] for row in rows], np.float64)
 
     def dot(self, weights: np.ndarray) -> np.ndarray:
         return super().dot(weights).astype(np.float64)

@@ -276,7 +276,7 @@ class _LogisticSolve:
         rows, eta, found = self.rows, self.learning_rate, field.expectations
         gain = slope[self.split :]
         reach = np.maximum(rows.rest_squared_dot(gain), 1e-30)  # sum_j k_j x_ij^2
-        strength = eta * reach / rows.num_examples
+        strength = eta * reach * rows.copies / rows.num_examples  # copies of a row push along one line
         own_noise = eta * reach * strength * self.second_share
 
         def forgetting(injected: np.ndarray, start: np.ndarray, now: np.ndarray) -> np.ndarray:
