@@ -244,3 +244,31 @@ def test_where_they_are_too_many_it_says_so(monkeypatch):
     found = forecast(of_pixels(24), [], subsample=300, time_steps=12)
     assert "Columns beyond the 50 with a full covariance move together" in " ".join(found.reasons)
     assert found.extrapolated[-1]
+
+
+def embeddings(num_examples=800, num_features=400, num_classes=10):
+    """Unit rows with correlated columns, as a network makes them: energy k^-1.2 along directions of no column."""
+    rng = np.random.default_rng(SEED_DATA + 4)
+    scale = np.arange(1, num_features + 1) ** -0.6
+    basis = np.linalg.qr(rng.normal(size=(num_features, num_features)))[0]
+    labels = rng.integers(0, num_classes, num_examples).astype(np.int32)
+    centres = 0.8 * rng.normal(size=(num_classes, num_features)) * scale
+    rows = (centres[labels] + rng.normal(size=(num_examples, num_features)) * scale) @ basis.T
+    rows += 0.15 * rng.normal(size=num_features)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return linear_model(Dataset("toy", rows.astype(np.float32), labels, tuple("abcdefghij")))
+
+
+def test_embeddings_are_forecast_by_their_joint_directions(monkeypatch):
+    problem = embeddings()
+    mechanism = SampledGaussian(noise_multiplier=2.0, l2_clip_norm=1.0, sampler=Poisson.for_batch_size(64, 800))
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=3.0), num_steps=300)
+    values = trained(scenario, [], 32)
+    mean, error = (part()["loss"].loc[300].item() for part in (values.mean, values.sem))
+    found = forecast(scenario, [])
+    print(found.metrics["loss"][-1] / mean - 1, error / mean)
+    assert abs(found.metrics["loss"][-1] - mean) < 0.02 * mean + 2 * error and error < 0.015 * mean
+    monkeypatch.setattr(parted_rows, "MOST_JOINT", 0)
+    apart = forecast(scenario, [])
+    print(apart.metrics["loss"][-1] / mean - 1, apart.reasons)
+    assert apart.metrics["loss"][-1] > 1.3 * mean and "move together" in " ".join(apart.reasons)
