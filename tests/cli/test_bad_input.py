@@ -1,7 +1,9 @@
 """Every bad input: exit status 2, one sentence on standard error, no traceback, nothing half-written."""
 
 import errno
+import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -206,6 +208,33 @@ def test_a_place_that_takes_no_file_is_refused_before_the_work(refused, monkeypa
     monkeypatch.setattr("noisecast.files.tempfile.TemporaryFile", refuse)
     monkeypatch.setattr("noisecast.cli.train.plan_of", None)  # reading the rows would end in a traceback
     assert "but the system says 'Read-only file system'; choose another place." in refused(TRAIN)
+
+
+@pytest.mark.parametrize("command", ["answer", "forecast"])
+def test_no_table_is_written_over_a_file(folder, refused, command):
+    """It may be the data: a scenario file names one, and a table has its suffix."""
+    (folder / "scenario.toml").write_text(SCENARIO)
+    (folder / "mine.parquet").write_bytes(b"years of work")
+    said = refused([command, "scenario.toml", "--output", "mine.parquet"])
+    assert "Expected --output to be a new file, mine.parquet exists" in said
+    assert (folder / "mine.parquet").read_bytes() == b"years of work"
+
+
+def test_a_closed_output_is_no_traceback(folder):
+    done = subprocess.run(
+        f"exec >&-; {sys.executable} -m noisecast datasets", shell=True, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_seeds_are_taken_exactly(folder, capsys):
+    """As a float the one is the other."""
+    found = []
+    for seed in (9007199254740992, 9007199254740993):
+        assert main([*TRAIN, "--insecure-seed", str(seed), "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["non_private_metrics"]["loss"])
+        shutil.rmtree(folder / "model")
+    assert found[0] != found[1]
 
 
 def full(*args, **kwargs):

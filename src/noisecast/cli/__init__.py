@@ -84,11 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _insistent_interrupts(received), _whole_help(arguments):
             app(arguments)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed from the start
+                sys.stdout.flush()
     except CycloptsError as error:
         return _complain(_usage_sentence(error))
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     except OSError as error:
         return _complain(_os_sentence(error))
     except ImportError as error:

@@ -21,9 +21,13 @@ Json: TypeAlias = Annotated[
 def whole_number(kind: type, tokens: Sequence[Token]) -> int:
     """A converter for options that count: 39000, 1e6; Cyclopts' own would round 1.5 and say nothing."""
     del kind
-    value = float(tokens[0].value)
+    text = tokens[0].value
+    try:
+        return int(text)  # exactly, however long
+    except ValueError:
+        value = float(text)
     if not value.is_integer():
-        raise ValueError(f"Expected a whole number, got {tokens[0].value}.")
+        raise ValueError(f"Expected a whole number, got {text}.")
     return int(value)
 
 

@@ -123,6 +123,8 @@ def _check_output(output: Path | None) -> None:
         return
     if output.suffix not in (".csv", ".parquet"):
         raise ValueError(f"Expected an output that ends in .csv or .parquet, got {output}.")
+    if output.is_file():
+        raise ValueError(f"Expected --output to be a new file, {output} exists; choose another name or remove it.")
     if (reason := why_unwritable(output.absolute())) is not None:
         raise ValueError(reason)
 

@@ -21,7 +21,7 @@ class Html(str):
 
 
 Child = Html | str | int | float | None
-_VOID = {"meta", "link", "input", "br", "circle", "line", "path", "rect"}
+_VOID = {"meta", "link", "input", "br", "circle", "line", "path", "rect"}  # closed: of SVG the last four must be
 
 
 def tag(element: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
@@ -32,7 +32,7 @@ def tag(element: str, /, *children: Child, **attributes: str | int | float | boo
     """
     written = "".join(_attribute(*each) for each in attributes.items())
     inner = "".join(child if isinstance(child, Html) else escaped(child) for child in children if child is not None)
-    return Html(f"<{element}{written}>" if element in _VOID else f"<{element}{written}>{inner}</{element}>")
+    return Html(f"<{element}{written}/>" if element in _VOID else f"<{element}{written}>{inner}</{element}>")
 
 
 def joined(children: Any) -> Html:

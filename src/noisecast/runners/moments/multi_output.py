@@ -264,7 +264,7 @@ class _MultiOutputSolve:
         if not self.outputs.is_coupled:
             return np.ones_like(law.noise_variance)
         of_batches = np.clip(1 - law.privacy_variance / law.noise_variance, 0, 1)
-        return 1 + of_batches / (self.num_outputs - 1)
+        return 1 + of_batches / max(self.num_outputs - 1, 1)
 
     def _block_noise(
         self, field: _Field, around: _Weights, memory: Any, gain: np.ndarray, of_rest: np.ndarray, a: int

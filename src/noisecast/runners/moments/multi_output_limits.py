@@ -78,8 +78,8 @@ class Limits:
           together: share of the logits' variance that is forecast as of independent weights, and is not.
         """
         self.is_noise_alone = of_noise > NOISE_ALONE and self.competes
-        # Of pixels, with more and fewer joint directions: 6 to 240 %, where this says from as much to three times that.
-        self.of_columns_together = 1.1 * of_noise * together * (1 + together**4)
+        # Of pixels, with more and fewer joint directions: 6 to 240 %, where this says from as much to four times that.
+        self.of_columns_together = 1.4 * of_noise * together * (1 + together**4)
         self.is_fitted = loss < FITTED * self.first_loss
         overshoots = swings(step, self.lag, self.on_the_way)
         self.overshot = self.overshot or overshoots
