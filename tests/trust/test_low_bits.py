@@ -35,7 +35,7 @@ def scenario(optimizer, schedule=None, dense=False):
 
 def test_weights_of_dp_sign_sgd_are_whole_steps_touched_or_not():
     """A touched row is a sum of float32 steps, an untouched one a product: by the difference a membership attack on the
-    model alone was right in 15 of 15 cases at epsilon 0.5.
+    model alone succeeded at epsilon 0.5.
     """
     found = nc.train(scenario(nc.DPSignSGD(learning_rate=0.1)), insecure_seed=3)
     rate = np.float32(0.1)

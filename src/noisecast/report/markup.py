@@ -29,6 +29,8 @@ def tag(element: str, /, *children: Child, **attributes: str | int | float | boo
 
     >>> tag("p", "1 < 2", tag("b", "!"), class_="note")
     '<p class="note">1 &lt; 2<b>!</b></p>'
+    >>> tag("line", x1=0)
+    '<line x1="0"/>'
     """
     written = "".join(_attribute(*each) for each in attributes.items())
     inner = "".join(child if isinstance(child, Html) else escaped(child) for child in children if child is not None)
