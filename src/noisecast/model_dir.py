@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from noisecast.files import folder_written_whole, read_arrays, strict_json
+from noisecast.files import folder_written_whole, read_arrays, reason_of, strict_json
 from noisecast.optimizers import CONSTANT
 from noisecast.problems.datasets import DataError, Dataset, Encoder, Features, encoder_from_json
 from noisecast.problems.linear import LIKELIHOODS, Likelihood, LinearModel, predict, quality
@@ -144,8 +144,14 @@ def load_model(path: str | Path) -> SavedModel:
         fits = params.shape == ((model.encoder.num_features + 1) * outputs,) and np.isfinite(params).all()
         if outputs != model.num_outputs or not fits:
             raise ValueError("shape")
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is not a readable model directory ({type(error).__name__}); train it again.") from None
+    except OSError as error:
+        name = error.filename or path
+        raise DataError(f"{name}: {reason_of(error)}; mend that, or bring the model back from a copy.") from None
+    except (ValueError, KeyError, TypeError, OverflowError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not a readable model directory ({type(error).__name__}); bring it back from a copy: to train "
+            "it again would spend its epsilon again."
+        ) from None
     return model
 
 

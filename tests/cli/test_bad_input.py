@@ -180,6 +180,9 @@ def test_bad_models_and_files_of_predict(folder, refused):
     # capsys also holds what training printed on standard output; standard error is the refusal's alone.
     assert "Expected a column 'b' in other.csv" in refused(["predict", "model", "other.csv"])
     assert "Expected the folder" in refused(["predict", "model", "data.csv", "--output", "missing/labels.csv"])
+    (folder / "model" / "privacy.json").rename(folder / "kept.json")
+    assert "privacy.json: No such file or directory; mend that, or" in refused(["predict", "model", "data.csv"])
+    (folder / "kept.json").rename(folder / "model" / "privacy.json")
     (folder / "model" / "parameters.npz").write_bytes(b"half")
     assert "is not a readable model directory" in refused(["predict", "model", "data.csv"])
 

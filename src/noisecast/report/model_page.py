@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from noisecast.files import reason_of
 from noisecast.optimizers import Schedule
 from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_curve, epsilon_spent, epsilon_text, noise_text
@@ -287,8 +288,10 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # 1,000 brackets
+    except OSError as error:
+        raise ValueError(f"{file}: {reason_of(error)}; mend that, or bring the model back from a copy.") from None
+    except (ValueError, RecursionError):  # 1,000 brackets
         content = None
     if not isinstance(content, dict):
-        raise ValueError(f"{file} cannot be read as JSON; train the model again.")
+        raise ValueError(f"{file} cannot be read as JSON; bring the model back from a copy.")
     return content
