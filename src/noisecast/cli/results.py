@@ -10,6 +10,7 @@ from rich.table import Table
 
 from noisecast.cli.answer import summaries
 from noisecast.cli.output import TABLE_STYLE, Json, print_json, print_whole, to_reader, warn
+from noisecast.cli.places import check_new
 from noisecast.cli.unfinished import why_unfinished
 from noisecast.files import why_unwritable, written_whole
 from noisecast.printed import number
@@ -123,8 +124,7 @@ def _check_output(output: Path | None) -> None:
         return
     if output.suffix not in (".csv", ".parquet"):
         raise ValueError(f"Expected an output that ends in .csv or .parquet, got {output}.")
-    if output.is_file():
-        raise ValueError(f"Expected --output to be a new file, {output} exists; choose another name or remove it.")
+    check_new(output)
     if (reason := why_unwritable(output.absolute())) is not None:
         raise ValueError(reason)
 

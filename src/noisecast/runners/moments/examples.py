@@ -48,10 +48,6 @@ class Rows(PartedRows):
         half = self.block * np.sqrt(coefficients / self.num_examples).astype(np.float32)[:, None]
         return (half.T @ half).astype(np.float64)
 
-    def rest_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
-        """(1/n) sum_i c_i x_ij^2 in the rest; (p - K,)."""
-        return (self.rest_squared_t @ (coefficients / self.num_examples).astype(np.float32)).astype(np.float64)
-
     def rest_moment_along(self, coefficients: np.ndarray) -> np.ndarray:
         """What of it is along V: (1/n) sum_i c_i (x_ij^2 - y_ij^2), y_i what is left of x_i beside V; (p - K,)."""
         along = self.block[:, self.split :]

@@ -56,6 +56,10 @@ class PartedRows:
         c = (coefficients / self.num_examples).astype(np.float32)
         return np.concatenate([self.block[:, : self.split].T @ c, self.rest_t @ c]).astype(np.float64)
 
+    def rest_second_moment(self, coefficients: np.ndarray) -> np.ndarray:
+        """(1/n) sum_i c_i x_ij^2 in the rest; (p - K,) from (n,), or (p - K, m) from (n, m)."""
+        return (self.rest_squared_t @ (coefficients / self.num_examples).astype(np.float32)).astype(np.float64)
+
     def in_block(self, weights: np.ndarray) -> np.ndarray:
         """Components of weights of all coordinates along the block's columns; (d, ...) -> (K + 1 + r, ...)."""
         return np.concatenate([weights[: self.split], self.joint.T @ weights[self.split :]])
