@@ -11,7 +11,7 @@ from noisecast.optimizers import DPSGD
 from noisecast.reproduction import fig_protocol_b
 from noisecast.reproduction.claims import Claim
 from noisecast.reproduction.fig_protocol_b import best_cells, claims, data, draw, score_of
-from noisecast.reproduction.protocol_b_sweeps import FINER, PLANS
+from noisecast.reproduction.protocol_b_sweeps import FINER, PLANS, grids_of
 from noisecast.reproduction.retuned import Cube, best_rates, slope, stacked
 from noisecast.reproduction.tasks import IMDB
 from noisecast.table import table_from
@@ -150,6 +150,14 @@ def test_the_paper_scale_is_the_papers_grid():
     cells = sum(len(rates) * len(clips) for rates, clips in plan.grids.values())
     assert all(max(plan.more[kind], default=0) <= min(rates) for kind, (rates, _) in plan.grids.items())
     assert cells == 119 and cells * len(plan.noise_multipliers) == 1_309
+
+
+def test_lower_rates_are_tried_at_every_clip_norm_by_dp_sgd_alone():
+    plan = PLANS["paper"][0]
+    clips = {(optimizer.name, rate): grid.l2_clip_norms for optimizer, grid in grids_of(plan, 0.5) for rate in grid[0]}
+    assert clips["DP-SGD", 0.005] == clips["DP-SGD", 0.7] == (0.1, 0.25, 0.5)
+    assert clips["DP-SignSGD", 0.01] == clips["DP-Adam", 0.01] == (0.05, 0.1, 0.25, 0.5)
+    assert clips["DP-SignSGD", 0.001] == clips["DP-Adam", 0.003] == (0.5,)
 
 
 def test_it_is_drawn(tmp_path):

@@ -1,10 +1,10 @@
 """Tuning at every privacy level: best loss and best learning rate (Figs. ProtocolB and protocolB_movielens).
 
 The paper's grid for DP-SGD ends where small epsilons need it; "tuned again" adds the lower learning rates of its second
-try. Lower ones are added for the adaptive optimizers too, lest an edge of their grid be taken for a best rate
-that does not move. Learning rates are compared at one clip norm: where examples are clipped, DP-SGD's path depends on
-the product of both, so with a free clip norm its best learning rate means little. A valley is flat at its bottom, and
-the paper's grids are coarse: slopes are of a finer sweep, in half octaves, of many more seeds. All losses here are
+try. Learning rates are compared at one clip norm: where examples are clipped, DP-SGD's path depends on the product of
+both, so with a free clip norm its best learning rate means little. There lower ones are added for the adaptive
+optimizers too, lest an edge of their grid be taken for a best rate that does not move. A valley is flat at its bottom,
+and the paper's grids are coarse: slopes are of a finer sweep, in half octaves, of many more seeds. All losses here are
 non-private.
 """
 

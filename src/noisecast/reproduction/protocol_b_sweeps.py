@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
+from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD, Optimizer
 from noisecast.protocols import Grid, Score, protocol_b_question
 from noisecast.question import Question
 from noisecast.reproduction.tasks import (
@@ -69,7 +69,8 @@ class Plan:
 
     Args:
       task: with its epochs and grids.   noise_multipliers: where it is tuned.   num_seeds: of every cell.
-      grids: by optimizer class, as in the paper.   more: learning rates that are added afterwards.
+      grids: by optimizer class, as in the paper.
+      more: learning rates that are added afterwards, the adaptive optimizers' at the compared clip norm alone.
       forecast: whether that of which slopes are taken is forecast: the second sweep, else the cells of one clip norm.
       finer_seeds: of every cell of the second sweep; 0: there is none.
       finer_levels: of the second sweep, where not those of `FINER`: what lies midway has no weight in a slope.
@@ -156,6 +157,17 @@ def questions(scale: Scale, data_dir: Path | None = None, asked: str | None = No
     return tuple(question for plan in plans for question in _questions(plan, data_dir))
 
 
+def grids_of(plan: Plan, compared_clip: float) -> list[tuple[Optimizer, Grid]]:
+    """The paper's, and `more`: DP-SGD's is a second try, of every clip norm; the others' shows an edge."""
+    grids: list[tuple[Optimizer, Grid]] = []
+    for kind, (rates, clips) in plan.grids.items():
+        more = tuple(rate for rate in plan.more[kind] if rate not in rates)
+        grids.append((kind(learning_rate=1.0), Grid(rates, clips)))
+        if more:
+            grids.append((kind(learning_rate=1.0), Grid(more, clips if kind is DPSGD else (compared_clip,))))
+    return grids
+
+
 def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:
     task, problem = plan.task, plan.task.load(data_dir)
     clip = COMPARED_CLIP[task_of(problem.name).name]
@@ -165,10 +177,7 @@ def _questions(plan: Plan, data_dir: Path | None) -> Iterator[Question]:
         "target_delta": base.target_delta,
         "score": plan.score,
     }
-    grids = []
-    for kind, (rates, clips) in plan.grids.items():
-        more = tuple(rate for rate in plan.more[kind] if rate not in rates)
-        grids.append((kind(learning_rate=1.0), Grid((*more, *rates), clips)))
+    grids = grids_of(plan, clip)
 
     def question(grids: Any, runner: Any, noise_multipliers: Numbers, num_seeds: int = 1) -> Question:
         of = {"noise_multipliers": noise_multipliers, "runners": [runner]}
