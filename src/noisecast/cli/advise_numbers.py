@@ -16,7 +16,7 @@ from noisecast.advice.transfer import Branch, Curvature
 from noisecast.cli.output import TABLE_STYLE, print_json, to_reader
 from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text, noise_text
-from noisecast.privacy.sampling import Sampler, adjacency_named, sampler_named
+from noisecast.privacy.sampling import Sampler, adjacency_named, sampler_named, steps_of_epochs
 from noisecast.scenario_file.mistakes import ScenarioFileError, checked
 from noisecast.scenario_file.tables import OPTIMIZER_NAMES
 from noisecast.scenario_file.values import LISTED, Count, NotNegative, OneOrMorePositive, Positive, Table, one_of
@@ -81,7 +81,7 @@ class NumbersFile(Table):
         known = Numbers(
             num_params=self.num_params,
             sampler=sampler,
-            num_steps=self.num_steps or (self.num_epochs or 0) * int(self.num_examples // self.batch_size),
+            num_steps=self.num_steps or steps_of_epochs(self.num_epochs or 0, self.batch_size / self.num_examples),
             optimizers=tuple(each.tuned() for each in self.optimizer),
             target_delta=self.target_delta,
             tuned_noise_multiplier=self.tuned_at_noise_multiplier,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import SampledGaussian
-from noisecast.privacy.sampling import Sampler, Stream, adjacency_named, sampler_named
+from noisecast.privacy.sampling import Sampler, Stream, adjacency_named, sampler_named, steps_per_epoch
 from noisecast.problems.problem import Problem
 from noisecast.question import Question
 from noisecast.scenario import Scenario
@@ -44,9 +44,9 @@ def questions_of(document: Document) -> tuple[Question, ...]:
 def _question(document: Document, problem: Problem, batch_size: float, chosen: Sequence[Cell]) -> Question:
     settings = document.settings
     sampler = _sampler(document.mechanism, batch_size, problem)
-    # The paper's convention: an epoch is a whole number of steps, the rest of the rows is not waited for.
-    steps_per_epoch = int((problem.num_examples or 0) // batch_size)
-    num_steps, record_at = settings.steps(steps_per_epoch), settings.steps_recorded(steps_per_epoch)
+    q = sampler.sampling_probability
+    each_epoch = 0 if q is None else int(steps_per_epoch(q))  # 0: a stream has no epochs, and the rules refuse them
+    num_steps, record_at = settings.steps(each_epoch), settings.steps_recorded(each_epoch)
     schedule = settings.schedule_of(num_steps)
     mechanisms = {
         noise: _mechanism(document, sampler, noise, num_steps) for noise in dict.fromkeys(cell.noise for cell in chosen)
