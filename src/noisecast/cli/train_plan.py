@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from noisecast import engines
 from noisecast.cli.learning_rate import PublicScale, starting_learning_rate
 from noisecast.cli.mechanism_options import MechanismOptions
 from noisecast.cli.output import whole_number
@@ -158,6 +159,8 @@ def plan_of(
         target_delta=delta,
         schedule=schedule,
     )
+    if (reason := engines.why_unsupported(scenario)) is not None:
+        raise ValueError(reason)
     not_covered = _not_covered(
         train, encoder, public_size=num_examples is not None, public_labels=files.label_names is not None
     )
