@@ -210,7 +210,7 @@ def _write_settings(advice: Any, file: Path, folder: Path) -> list[Path]:
     from noisecast.advice.settings_file import settings_toml
     from noisecast.files import written_whole
 
-    asked = tomllib.loads(file.read_text(encoding="utf-8"))
+    asked = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     if isinstance(asked["problem"], list):
         asked["problem"] = asked["problem"][0]
     folder.mkdir(exist_ok=True)

@@ -102,7 +102,7 @@ def read_numbers(path: str | Path) -> tuple[Numbers, tuple[float, ...]]:
     """
     path, mistakes = Path(path), []
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ScenarioFileError([f"There is no file of numbers {path}; check the path."]) from None
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, 1,000 brackets
