@@ -17,11 +17,12 @@ from scipy.special import stdtrit
 
 from noisecast.optimizers import Optimizer, with_learning_rate
 from noisecast.privacy.mechanism import SampledGaussian
+from noisecast.privacy.sampling import steps_per_epoch
 from noisecast.problems.problem import Problem
 from noisecast.question import Question
 from noisecast.runners import Runner
 from noisecast.scenario import Scenario
-from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK, steps_per_epoch
+from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
 
 # One contest: within it the cells (learning rate, clip norm) of an optimizer compete.
 CONTEST = ["problem", "expected_batch_size", "num_steps", "runner", "optimizer", "noise_multiplier"]

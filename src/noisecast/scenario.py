@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from noisecast.optimizers import CONSTANT, Optimizer, Schedule
-from noisecast.privacy.accounting import PrivacySpent, epsilon_spent
+from noisecast.privacy.accounting import PrivacySpent, epsilon_spent, warnings_for
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.problems.problem import Problem, fingerprint_of
 
@@ -79,6 +79,12 @@ class Scenario:
             "nominal_epsilon": spent.nominal_epsilon,
             "target_delta": self.target_delta,
         }
+
+
+def warnings_of(scenarios: Iterable[Scenario]) -> list[str]:
+    """What belongs beside the epsilons of several scenarios, each sentence once."""
+    found = (s for each in scenarios for s in warnings_for(each.mechanism, target_delta=each.target_delta))
+    return list(dict.fromkeys(found))
 
 
 def check_constant_rates(scenarios: Iterable[Scenario], what: str) -> None:

@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from noisecast.files import written_whole
@@ -76,15 +74,6 @@ METRICS = {
 OK = "ok"
 DIVERGED = "diverged"
 EXTRAPOLATED = "extrapolated"  # a formula's answer outside the range in which it holds
-
-
-def steps_per_epoch(sampling_probability: float | np.ndarray) -> Any:
-    """floor(n / B) = floor(1 / q) steps, at least one: an epoch as scenario files, protocols and selections count it.
-
-    >>> int(steps_per_epoch(64 / 25_000)), steps_per_epoch(np.array([0.1, 0.7, 1.0])).tolist()
-    (390, [10, 1, 1])
-    """
-    return np.maximum(1, np.floor(1 / np.asarray(sampling_probability) + 1e-9)).astype(int)
 
 
 def table_from(rows: Iterable[dict] | pd.DataFrame) -> pd.DataFrame:

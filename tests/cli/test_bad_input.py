@@ -14,6 +14,7 @@ from cli_inputs import ACCOUNT, SCENARIO, TRAIN, rows, with_option
 from noisecast.cli import _os_sentence, main
 from noisecast.files import written_whole
 from noisecast.ledger import PrivacyLedger
+from noisecast.scenario_file import OPTIMIZER_NAMES
 
 
 @pytest.fixture
@@ -242,6 +243,30 @@ def test_seeds_are_taken_exactly(folder, capsys):
 
 def full(*args, **kwargs):
     raise OSError(28, "No space left on device", "model/parameters.npz")
+
+
+BEYOND = "privacy noise alone would carry the weights beyond 3.4e+38"
+
+
+@pytest.mark.parametrize(
+    "optimizer, rate, more, sentence",
+    [
+        *(
+            (each, "1e39", [], "<= learning_rate <= 3.4e+38, which float32 holds, got 1e+39.")
+            for each in OPTIMIZER_NAMES
+        ),
+        ("dp-sgd", "1e-46", [], "Expected 1.2e-38 <= learning_rate <= 3.4e+38, which float32 holds, got 1e-46."),
+        ("dp-adam", "3e-38", ["--schedule", "linear"], "which float32 holds, got 1.5e-40"),
+        ("dp-sgd", "0.1", ["--l2-clip-norm", "1e39"], "Expected 1e-12 <= l2_clip_norm <= 1e+20, got 1e+39."),
+        ("dp-sign-sgd", "1e38", [], BEYOND),
+        ("dp-adam", "1e38", [], BEYOND),
+        ("dp-sgd", "1e20", ["--l2-clip-norm", "1e20"], BEYOND),
+    ],
+)
+def test_what_float32_does_not_hold_is_refused_before_a_ledger_is_charged(refused, optimizer, rate, more, sentence):
+    assert main(["ledger", "budget", "l", "rows", "--epsilon", "50", "--delta", "0.001"]) == 0
+    arguments = with_option(with_option(TRAIN, "--optimizer", optimizer), "--learning-rate", rate)
+    assert sentence in refused([*arguments, "--ledger", "l", "--dataset", "rows", *more])  # the ledger is as it was
 
 
 def test_a_full_disk_while_writing_leaves_nothing(folder, refused, monkeypatch):

@@ -79,6 +79,32 @@ def write(folder, name: str, content: str | bytes):
     return file
 
 
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("yes, no", [("true", "false"), ("True", "False"), ("TRUE", " FALSE")])
+def test_true_and_false_are_one_and_zero(tmp_path, monkeypatch, yes, no, wide):
+    """As features, beside numbers too, and as labels: false is the first class."""
+    if wide:
+        monkeypatch.setattr("noisecast.problems.datasets.csv_file.WIDE", 2)
+    lines = [f"{yes},1.5,{yes}", f"{no},{no},{no}", f"{yes},{yes},{yes}"]
+    (tmp_path / "t.csv").write_text("\n".join(["is_new,mixed,label", *lines]), encoding="utf-8")
+    data, _ = load_file(tmp_path / "t.csv")
+    assert np.asarray(data.features).tolist() == [[1, 1.5], [0, 0], [1, 1]]
+    assert data.labels.tolist() == [1, 0, 1] and data.label_names == (no.strip(), yes)
+    flags = pd.DataFrame({"is_new": [True, False, True], "label": [True, False, True]})
+    flags.astype({"is_new": object}).to_parquet(tmp_path / "t.parquet")
+    data, _ = load_file(tmp_path / "t.parquet")
+    assert np.asarray(data.features).tolist() == [[1], [0], [1]] and data.labels.tolist() == [1, 0, 1]
+
+
+def test_a_truth_that_is_missing_is_named_by_its_row(tmp_path):
+    (tmp_path / "t.csv").write_text("is_new,label\ntrue,a\n,b\n", encoding="utf-8")
+    with pytest.raises(DataError, match="got nothing in row 2 of column 'is_new'"):
+        load_file(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text("is_new,label\ntrue,a\nyes,b\n", encoding="utf-8")
+    with pytest.raises(DataError, match="got 'yes' in row 2 of column 'is_new'"):
+        load_file(tmp_path / "t.csv")
+
+
 def test_text_beside_other_columns(tmp_path):
     train = write(tmp_path, "train.csv", 'id,text,label\nx,"good, ""good"" film\nnot bad",1\ny,NA,0\nz,,0\n')
     data, encoder = load_file(train, ReadOptions(text="text", text_kind="count"))

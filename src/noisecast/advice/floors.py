@@ -19,7 +19,7 @@ from noisecast.advice.transfer import Curvature, gradient_noise_std
 from noisecast.privacy.accounting import PrivacySpent, epsilon_spent, nominal_epsilon
 from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
-from noisecast.privacy.sampling import Sampler
+from noisecast.privacy.sampling import Sampler, steps_per_epoch
 from noisecast.theory.dp_sgd import DP_SGD
 from noisecast.theory.optimal import Thresholds, threshold_noise_multiplier_all_clipped, threshold_noise_multipliers
 from noisecast.theory.optimizer_theory import OptimizerTheory
@@ -152,8 +152,8 @@ class Numbers:
         return nominal_epsilon(
             noise_multiplier=noise_multiplier,
             sampling_probability=batch / counted,
-            # As many epochs of whole batches.
-            num_steps=self.num_steps / (there // batch) * (counted // batch),
+            # As many epochs.
+            num_steps=self.num_steps / float(steps_per_epoch(batch / there)) * float(steps_per_epoch(batch / counted)),
             target_delta=self.target_delta,
         )
 

@@ -18,11 +18,10 @@ from noisecast.cli.progress import share_progress
 from noisecast.figures import accuracy_picture, save
 from noisecast.files import written_whole
 from noisecast.printed import number
-from noisecast.privacy.accounting import warnings_for
 from noisecast.privacy.noise import RandomRoot
 from noisecast.runners import Training
 from noisecast.runners import answer as ask
-from noisecast.scenario import Scenario
+from noisecast.scenario import Scenario, warnings_of
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import EXTRAPOLATED, METRICS, OK, write_table
 
@@ -68,7 +67,7 @@ def accuracy(
     if standard_error is not None:
         _check_standard_error(standard_error, most_seeds, count, insecure)
     warn(changing_rates(able))
-    warn(dict.fromkeys(s for each in able for s in warnings_for(each.mechanism, target_delta=each.target_delta)))
+    warn(warnings_of(able))
     with share_progress(f"Training {len(able)} cells {count} times, and forecasting") as progress:
         asked = {"record_at": question.record_at, "num_seeds": count, "insecure_seeds": insecure}
         table = ask(able, runners=[Training(), moments], progress=progress, **asked)

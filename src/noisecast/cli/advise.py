@@ -104,14 +104,14 @@ def _advise(
 ) -> None:
     from noisecast.advice.advise import advise as ask
     from noisecast.forecasting.forecasters import Forecasters
-    from noisecast.privacy.accounting import warnings_for
+    from noisecast.scenario import warnings_of
     from noisecast.table import write_table
 
     check_places(output, None)
     _check_folder(settings, budgets)
     with Forecasters() as forecasters:
         tuned = _tuned(file)
-        warn(dict.fromkeys(s for each in tuned for s in warnings_for(each.mechanism, target_delta=each.target_delta)))
+        warn(warnings_of(tuned))
         with share_progress("Forecasting") as progress:
             advice = ask(
                 tuned,
@@ -210,7 +210,7 @@ def _write_settings(advice: Any, file: Path, folder: Path) -> list[Path]:
     from noisecast.advice.settings_file import settings_toml
     from noisecast.files import written_whole
 
-    asked = tomllib.loads(file.read_text(encoding="utf-8"))
+    asked = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     if isinstance(asked["problem"], list):
         asked["problem"] = asked["problem"][0]
     folder.mkdir(exist_ok=True)

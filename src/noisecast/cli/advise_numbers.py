@@ -13,10 +13,10 @@ from rich.table import Table as RichTable
 from noisecast.advice.floors import Numbers, Tuned
 from noisecast.advice.numbers import NOT_A_GUARANTEE, EpsilonAdvice, NumbersAdvice, advise_from_numbers
 from noisecast.advice.transfer import Branch, Curvature
-from noisecast.cli.output import TABLE_STYLE, print_json, to_reader
+from noisecast.cli.output import TABLE_STYLE, print_json, to_reader, warn
 from noisecast.printed import number
-from noisecast.privacy.accounting import epsilon_text, noise_text
-from noisecast.privacy.sampling import Sampler, adjacency_named, sampler_named
+from noisecast.privacy.accounting import default_delta, epsilon_text, noise_text, warnings_for
+from noisecast.privacy.sampling import Sampler, adjacency_named, sampler_named, steps_of_epochs
 from noisecast.scenario_file.mistakes import ScenarioFileError, checked
 from noisecast.scenario_file.tables import OPTIMIZER_NAMES
 from noisecast.scenario_file.values import LISTED, Count, NotNegative, OneOrMorePositive, Positive, Table, one_of
@@ -49,7 +49,7 @@ class NumbersFile(Table):
     batch_size: Positive
     num_steps: Count | None = None
     num_epochs: Count | None = None
-    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    target_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     target_epsilon: OneOrMorePositive
     tuned_at_noise_multiplier: Positive | None = None
     tuned_at_epsilon: Positive | None = None
@@ -81,9 +81,9 @@ class NumbersFile(Table):
         known = Numbers(
             num_params=self.num_params,
             sampler=sampler,
-            num_steps=self.num_steps or (self.num_epochs or 0) * int(self.num_examples // self.batch_size),
+            num_steps=self.num_steps or steps_of_epochs(self.num_epochs or 0, self.batch_size / self.num_examples),
             optimizers=tuple(each.tuned() for each in self.optimizer),
-            target_delta=self.target_delta,
+            target_delta=default_delta(self.num_examples) if self.target_delta is None else self.target_delta,
             tuned_noise_multiplier=self.tuned_at_noise_multiplier,
             example_noise_std=self.example_noise_std,
             curvature=curvature,
@@ -102,7 +102,7 @@ def read_numbers(path: str | Path) -> tuple[Numbers, tuple[float, ...]]:
     """
     path, mistakes = Path(path), []
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ScenarioFileError([f"There is no file of numbers {path}; check the path."]) from None
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, 1,000 brackets
@@ -124,6 +124,7 @@ def read_numbers(path: str | Path) -> tuple[Numbers, tuple[float, ...]]:
 def advise_numbers(path: Path, json: bool) -> None:
     """Advice from a file of numbers (`examples/advise_numbers.toml`), printed."""
     numbers, target_epsilons = read_numbers(path)
+    warn(warnings_for(numbers.mechanism(numbers.tuned_noise_multiplier or 1.0), target_delta=numbers.target_delta))
     advice = advise_from_numbers(numbers, target_epsilons)
     if json:
         print_json({"source": NO_DATA, **advice_as_json(advice)})

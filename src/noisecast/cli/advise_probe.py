@@ -49,7 +49,7 @@ def check_public_shape(file: Path) -> None:
     Raises: ValueError, one sentence.
     """
     try:
-        problems = located("problem", tomllib.loads(file.read_text(encoding="utf-8")))
+        problems = located("problem", tomllib.loads(file.read_text(encoding="utf-8-sig")))
     except (OSError, ValueError, RecursionError):
         return  # its reader has a better sentence
     for where, problem in problems:

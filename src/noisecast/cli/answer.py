@@ -16,11 +16,11 @@ from noisecast.figures import save, scenario_picture
 from noisecast.files import written_whole
 from noisecast.optimizers import CONSTANT
 from noisecast.printed import number
-from noisecast.privacy.accounting import epsilon_text, noise_text, warnings_for
+from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.question import Question
 from noisecast.runners import Moments, refusals
 from noisecast.runners import answer as ask
-from noisecast.scenario import Scenario
+from noisecast.scenario import Scenario, warnings_of
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import EXTRAPOLATED, OK, write_table
 
@@ -48,7 +48,7 @@ def answer(
     check_places(output, figure)
     question = read_scenario_file(scenario)
     warn(changing_rates(question.scenarios))
-    warn(_warnings(question))
+    warn(warnings_of(question.scenarios))
     with share_progress("Asking " + ", ".join(runner.name for runner in question.runners)) as progress:
         table = ask(
             question.scenarios,
@@ -179,11 +179,6 @@ def loss_cell(loss: dict[str, Any] | None) -> str:
         return text
     # In per cent of the mean: small losses have long numbers.
     return f"{text} ±{100 * loss['half_width'] / abs(loss['mean']):.0f}%"
-
-
-def _warnings(question: Question) -> list[str]:
-    found = [s for each in question.scenarios for s in warnings_for(each.mechanism, target_delta=each.target_delta)]
-    return list(dict.fromkeys(found))
 
 
 def _plain(value: Any) -> Any:

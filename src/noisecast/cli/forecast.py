@@ -21,12 +21,12 @@ from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, fore
 from noisecast.forecasting.outcome import Outcome
 from noisecast.optimizers import CONSTANT, Optimizer, with_learning_rate
 from noisecast.printed import number
-from noisecast.privacy.accounting import epsilon_text, noise_text, warnings_for
+from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.question import Question
 from noisecast.runners import Moments, refusals
 from noisecast.runners.moments import table_of
 from noisecast.runners.moments.forecast import Forecast
-from noisecast.scenario import Scenario, check_constant_rates
+from noisecast.scenario import Scenario, check_constant_rates, warnings_of
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import OK
 
@@ -92,7 +92,7 @@ def forecast(
     if best or crossing:
         check_constant_rates(able, "to search among")
     warn(changing_rates(able))
-    warn(dict.fromkeys(s for each in able for s in warnings_for(each.mechanism, target_delta=each.target_delta)))
+    warn(warnings_of(able))
     if crossing:
         _cross(able, refused, moments, json)
         return

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from noisecast.cli.output import whole_number
 from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
-from noisecast.privacy.sampling import Sampler, Shuffled, adjacency_named, sampler_named
+from noisecast.privacy.sampling import Sampler, adjacency_named, sampler_named, steps_of_epochs
 
 SamplerName = Literal["poisson", "fixed-size", "shuffled"]
 AdjacencyName = Literal["add-or-remove-one", "replace-one"]
@@ -22,7 +22,9 @@ class MechanismOptions:
     num_steps: Annotated[int | None, Parameter(converter=whole_number, help="Number of steps; or give --epochs.")] = (
         None
     )
-    epochs: Annotated[float | None, Parameter(help="Passes over the data, instead of --num-steps.")] = None
+    epochs: Annotated[
+        float | None, Parameter(help="Passes over the data, instead of --num-steps: floor(n / B) steps each.")
+    ] = None
     noise_multiplier: Annotated[
         float | None, Parameter(help="Noise standard deviation / clip norm; or give --target-epsilon.")
     ] = None
@@ -62,12 +64,11 @@ class MechanismOptions:
         return sampler_named(self.sampler, batch_size, num_examples)
 
     def steps(self, sampler: Sampler) -> int:
-        """num_steps, or those of `epochs` passes: n / B steps each, floor(n / B) where batches are shuffled."""
+        """num_steps, or those of `epochs` passes."""
         if self.num_steps is not None:
             return self.num_steps
         assert self.epochs is not None and sampler.sampling_probability is not None
-        per_epoch = sampler.steps_per_epoch if isinstance(sampler, Shuffled) else 1 / sampler.sampling_probability
-        return max(1, round(self.epochs * per_epoch))
+        return steps_of_epochs(self.epochs, sampler.sampling_probability)
 
     def mechanism(
         self, sampler: Sampler, *, num_steps: int, target_delta: float, l2_clip_norm: float = 1.0

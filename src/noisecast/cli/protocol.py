@@ -10,7 +10,7 @@ import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
 
-from noisecast.cli.output import TABLE_STYLE, Json, Workers, print_json, print_whole, to_reader
+from noisecast.cli.output import TABLE_STYLE, Json, Workers, print_json, print_whole, to_reader, warn
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import sweep_progress
 from noisecast.files import written_whole
@@ -20,6 +20,7 @@ from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.protocols import Score, ask_protocol_a, check_cells, protocol_a, protocol_b
 from noisecast.question import Question
 from noisecast.runners import Moments, Runner, Training, refusals
+from noisecast.scenario import warnings_of
 from noisecast.scenario_file import read_sweep_file
 from noisecast.sweeps import Store, run_sweep
 from noisecast.sweeps.price import Choice, Compose
@@ -63,6 +64,7 @@ def protocol(
     check_places(None, figure)
     score = Score(metric, "final" if when == "final" else "last epochs")
     questions = _questions(file, RUNNERS[by], score)
+    warn(warnings_of([scenario for question in questions for scenario in question.scenarios]))
     level = _tuned_at(which, tuned_at, questions)
     found = _found(questions, score, level, store, workers)
     if figure is not None:

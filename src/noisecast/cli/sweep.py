@@ -15,6 +15,7 @@ from noisecast.printed import number
 from noisecast.privacy.tuning import TrialDistribution
 from noisecast.question import Question
 from noisecast.runners import refusals
+from noisecast.scenario import warnings_of
 from noisecast.scenario_file import read_sweep_file
 from noisecast.sweeps import estimate_seconds, run_sweep
 from noisecast.table import DIVERGED
@@ -37,6 +38,7 @@ def sweep(
     """Run a grid of scenarios; run it again, and it goes on where it ended."""
     asked = read_sweep_file(file)
     questions, trials = asked.questions, None if asked.tuning is None else asked.tuning.trials
+    warn(warnings_of([scenario for question in questions for scenario in question.scenarios]))
     if estimate:
         if ray is not None:
             raise ValueError(

@@ -58,7 +58,7 @@ def train(
     options: MechanismOptions = MechanismOptions(),  # noqa: B008 (frozen)
     target_delta: Annotated[
         float | None,
-        Parameter(help="Default: that of --ledger, without one the largest power of ten below 1 / number of examples."),
+        Parameter(help="Default: that of --ledger; without one 1e-5, or a power of ten below 1 / number of examples."),
     ] = None,
     num_examples: Annotated[
         int | None,

@@ -6,12 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from noisecast import engines
 from noisecast.cli.learning_rate import PublicScale, starting_learning_rate
 from noisecast.cli.mechanism_options import MechanismOptions
 from noisecast.cli.output import whole_number
 from noisecast.optimizers import Schedule
 from noisecast.printed import number
-from noisecast.privacy.accounting import warnings_for
+from noisecast.privacy.accounting import default_delta, warnings_for
 from noisecast.privacy.sampling import Poisson
 from noisecast.problems.datasets import (
     Dataset,
@@ -125,7 +126,7 @@ def plan_of(
     train, test, encoder = files.load(file)
     declared = num_examples if num_examples is not None else train.num_examples
     sampler = options.sampler_for(batch_size, declared)
-    delta = target_delta if target_delta is not None else _delta_below_one_over(declared)
+    delta = target_delta if target_delta is not None else default_delta(declared)
     num_steps = options.steps(sampler)
     shape, warmup_steps = changes
     schedule = Schedule.shaped(shape, num_steps, warmup_steps=warmup_steps)
@@ -158,20 +159,12 @@ def plan_of(
         target_delta=delta,
         schedule=schedule,
     )
+    if (reason := engines.why_unsupported(scenario)) is not None:
+        raise ValueError(reason)
     not_covered = _not_covered(
         train, encoder, public_size=num_examples is not None, public_labels=files.label_names is not None
     )
     return Plan(scenario, train, test, encoder, origin, not_covered, tuple(warnings), tuple(of_rows))
-
-
-def _delta_below_one_over(num_examples: int) -> float:
-    """The largest power of ten below 1 / n.
-
-    >>> _delta_below_one_over(25_000), _delta_below_one_over(1000), _delta_below_one_over(1)
-    (1e-05, 0.0001, 0.1)
-    """
-    # By the digits of n: log10(1000) need not be the integer 3.
-    return float(f"1e-{len(str(num_examples))}")
 
 
 def _squared_feature_norm(encoder: Encoder) -> tuple[float, str | None]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from noisecast.engines.keys import batch_key, example_key, noise_key
-from noisecast.optimizers import Optimizer, with_learning_rate
+from noisecast.optimizers import DPSGD, Optimizer, with_learning_rate
 from noisecast.privacy.jax_noise import counter_keys, private_mean, standard_normal
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.problem import Problem
@@ -61,6 +61,26 @@ def why_unsupported(scenario: Scenario) -> str | None:
         )
     if stream and not population:
         return f"{scenario.problem.name} is a data set, not a stream; use the sampler Poisson, FixedSize or Shuffled."
+    return _why_beyond_float32(scenario)
+
+
+def _why_beyond_float32(scenario: Scenario) -> str | None:
+    """Public numbers alone say that its weights would be no numbers, or never move: before a budget is spent on it."""
+    optimizer, mechanism, factors = scenario.optimizer, scenario.mechanism, scenario.schedule.factors
+    smallest, largest = (float(each) for each in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
+    settings = {"learning_rate": [optimizer.learning_rate * factor for factor in (min(factors), max(factors))]}
+    if (eps := getattr(optimizer, "eps", None)) is not None:
+        settings["eps"] = [eps]
+    for name, values in settings.items():
+        for value in values:
+            if not smallest <= value <= largest:
+                return f"Expected {smallest:.2g} <= {name} <= {largest:.2g}, which float32 holds, got {value:.3g}."
+    each = mechanism.mean_noise_std if isinstance(optimizer, DPSGD) else 1.0  # others' directions are about 1
+    if max(settings["learning_rate"]) * each * scenario.num_steps**0.5 > largest:
+        return (
+            f"Expected a learning_rate below {optimizer.learning_rate:.3g}: privacy noise alone would carry the "
+            f"weights beyond {largest:.2g}, float32's largest number; use a smaller one, or a smaller l2_clip_norm."
+        )
     return None
 
 

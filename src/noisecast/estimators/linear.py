@@ -184,7 +184,7 @@ _PARAMETERS = """
       learning_rate: > 0, for rows scaled from data_norm to 4; or "forecast": the best one on a public stand-in.
       l2_clip_norm: of one row's gradient, rows scaled likewise; or "forecast".
       expected_batch_size: B; > 0. None: a tenth of the number of rows, each row drawn with probability 0.1.
-      num_epochs: how often a row takes part, expected; there are num_epochs * num_examples / B steps.
+      num_epochs: how often a row takes part, expected; each is floor(num_examples / B) steps.
       data_norm: longer rows are shortened to this norm, before training and predicting; a public constant.
       num_examples: declared, public number of rows. None: that of X, which is then taken as public.
       classes: the public class labels. None: those in y, which are then taken as public.

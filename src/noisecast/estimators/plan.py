@@ -12,7 +12,7 @@ from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
 from noisecast.privacy.accounting import warnings_for
 from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import SampledGaussian
-from noisecast.privacy.sampling import Poisson
+from noisecast.privacy.sampling import Poisson, steps_of_epochs
 from noisecast.release import TrainedModel, train
 from noisecast.runners.moments import Moments
 from noisecast.scenario import Scenario
@@ -60,7 +60,7 @@ def plan(estimator: Any, *, num_rows: int, proxy: Callable[[int], Any]) -> Plan:
     kind = _optimizer_kind(estimator.optimizer)
     clip, rate = (_number_or_forecast(estimator, name) for name in ("l2_clip_norm", "learning_rate"))
     sampler = _sampler(estimator, num_examples)
-    num_steps = max(1, round(positive(estimator, "num_epochs") / sampler.sampling_probability))
+    num_steps = steps_of_epochs(positive(estimator, "num_epochs"), sampler.sampling_probability)
     mechanism = _calibrated(estimator, clip or 1.0, sampler, num_steps)
     for sentence in warnings_for(mechanism, target_delta=estimator.target_delta):
         warned.warn(sentence)

@@ -39,6 +39,8 @@ PLD, RDP, EXACT, NONE = "PLD", "RDP", "Gaussian (exact)", "none"
 STABLE = 0.005  # a PLD grid is fine enough when it moved the epsilon of one twice as coarse by less than this fraction
 MAX_STEP_LOSSES, MAX_TOTAL_LOSSES = 1_000_000, 8_000_000  # most grid points of one step's and of all steps' losses
 
+USUAL_DELTA = 1e-5
+
 
 @dataclass(frozen=True)
 class PrivacySpent:
@@ -251,6 +253,19 @@ def warnings_for(mechanism: SampledGaussian, *, target_delta: float) -> list[str
     if mechanism.noise_multiplier == 0:
         sentences.append("Without noise (noise_multiplier 0) there is no guarantee: epsilon is infinite.")
     return sentences
+
+
+def default_delta(num_examples: float | None) -> float:
+    """The delta of commands and files that name none: 1e-5, or the largest power of ten below 1 / n where that is less.
+
+    Args:
+      num_examples: n, as declared and public; None where the examples are a stream.
+
+    >>> default_delta(455), default_delta(99_999), default_delta(100_000), default_delta(None)
+    (1e-05, 1e-05, 1e-06, 1e-05)
+    """
+    # By the digits of n: log10(1000) need not be the integer 3.
+    return min(USUAL_DELTA, 1.0 if num_examples is None else float(f"1e-{len(str(int(num_examples)))}"))
 
 
 def check_delta(target_delta: float) -> None:

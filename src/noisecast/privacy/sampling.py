@@ -277,7 +277,7 @@ class Shuffled(_DeclaredSizes):
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.num_examples // self.batch_size
+        return self.num_examples // self.batch_size  # in whole numbers: epsilon counts by it
 
     def num_epochs(self, num_steps: int) -> int:
         """E = ceil(num_steps / steps_per_epoch): the most often that one record is used."""
@@ -375,6 +375,26 @@ class Stream(_Usual):
 
     def statement(self) -> str:
         return "Every step uses fresh examples, each at most once, and the guarantee holds for such one-pass data only."
+
+
+def steps_per_epoch(sampling_probability: float | np.ndarray) -> Any:
+    """floor(n / B) = floor(1 / q) steps, at least one: what an epoch is everywhere.
+
+    It is a whole number of steps, as in the paper: the rest of the rows is not waited for.
+
+    >>> int(steps_per_epoch(64 / 25_000)), steps_per_epoch(np.array([0.1, 0.7, 1.0])).tolist()
+    (390, [10, 1, 1])
+    """
+    return np.maximum(1, np.floor(1 / np.asarray(sampling_probability) + 1e-9)).astype(int)
+
+
+def steps_of_epochs(num_epochs: float, sampling_probability: float) -> int:
+    """T of so many epochs, which need not be a whole number; at least one step.
+
+    >>> steps_of_epochs(100, 64 / 25_000), steps_of_epochs(0.5, 64 / 25_000), steps_of_epochs(0.1, 1.0)
+    (39000, 195, 1)
+    """
+    return max(1, round(num_epochs * int(steps_per_epoch(sampling_probability))))
 
 
 def sampler_named(name: str, batch_size: float, num_examples: int) -> Sampler:

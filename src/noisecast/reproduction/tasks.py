@@ -15,7 +15,7 @@ import numpy as np
 
 from noisecast.optimizers import DPSGD, OPTIMIZERS, DPAdam, DPSignSGD
 from noisecast.privacy.mechanism import SampledGaussian
-from noisecast.privacy.sampling import Poisson
+from noisecast.privacy.sampling import Poisson, steps_of_epochs
 from noisecast.problems.datasets import Dataset, Ratings, forum500, imdb, movielens, public_split
 from noisecast.problems.linear import linear_model
 from noisecast.problems.matrix_factorization import matrix_factorization, paper_like_matrix_factorization
@@ -86,7 +86,7 @@ class Task:
 
     def num_steps(self, num_examples: int, batch_size: int = 64) -> int:
         """floor(n / B) epochs."""
-        return num_examples // batch_size * self.epochs
+        return steps_of_epochs(self.epochs, batch_size / num_examples)
 
     def looks(self, own: tuple[int, ...], num_steps: int) -> tuple[int, ...]:
         """The steps at which a figure of curves looks at its runs: its own.

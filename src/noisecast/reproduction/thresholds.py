@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from noisecast.privacy.sampling import steps_of_epochs
 from noisecast.reproduction.fits import LOST, Estimate, last_crossing
 from noisecast.reproduction.tasks import FORUM, IMDB, MOVIELENS_CENTRED, MOVIELENS_PAPER_LIKE
 from noisecast.reproduction.which_task import task_of
@@ -150,8 +151,8 @@ def window_of(problem: str, batch_size: float) -> tuple[float, float]:
     task = task_of(problem)
     (low, high), counted, _ = WINDOWS[task.name]
     at_one = nominal_epsilon(
-        1.0, sampling_probability=batch_size / counted, num_steps=int(counted // batch_size) * task.epochs,
-        target_delta=task.target_delta,
+        1.0, sampling_probability=batch_size / counted, target_delta=task.target_delta,
+        num_steps=steps_of_epochs(task.epochs, batch_size / counted),
     )  # fmt: skip
     return at_one / high, at_one / low
 

@@ -1,7 +1,7 @@
 """Scenario files and sweep files: one TOML format that a person types, checked whole, and the questions that it asks.
 
 num_steps = 1000             # or num_epochs = 100: floor(num_examples / batch_size) steps each
-target_delta = 1e-5
+target_delta = 1e-5          # which is the default; of 100,000 examples or more the largest power of ten below 1 / n
 num_seeds = 8                # or insecure_seeds = [0, 1, 2]
 num_records = 20             # evenly spaced, or record_at = [0, 10, 1000]
 record_last_epochs = 5       # with num_epochs: and at the ends of the last five epochs

@@ -65,7 +65,7 @@ def read_document(path: str | Path, forbidden: Callable[[Tables], Iterable[str]]
 
 def _read_toml(path: Path) -> tuple[str, Tables]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # a byte-order mark is no part of it
         return text, tomllib.loads(text)
     except FileNotFoundError:
         raise ScenarioFileError([f"There is no scenario file {path}; check the path."]) from None

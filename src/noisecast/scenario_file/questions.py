@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import SampledGaussian
-from noisecast.privacy.sampling import Sampler, Stream, adjacency_named, sampler_named
+from noisecast.privacy.sampling import Sampler, Stream, adjacency_named, sampler_named, steps_per_epoch
 from noisecast.problems.problem import Problem
 from noisecast.question import Question
 from noisecast.scenario import Scenario
@@ -44,12 +44,13 @@ def questions_of(document: Document) -> tuple[Question, ...]:
 def _question(document: Document, problem: Problem, batch_size: float, chosen: Sequence[Cell]) -> Question:
     settings = document.settings
     sampler = _sampler(document.mechanism, batch_size, problem)
-    # The paper's convention: an epoch is a whole number of steps, the rest of the rows is not waited for.
-    steps_per_epoch = int((problem.num_examples or 0) // batch_size)
-    num_steps, record_at = settings.steps(steps_per_epoch), settings.steps_recorded(steps_per_epoch)
-    schedule = settings.schedule_of(num_steps)
+    q = sampler.sampling_probability
+    each_epoch = 0 if q is None else int(steps_per_epoch(q))  # 0: a stream has no epochs, and the rules refuse them
+    num_steps, record_at = settings.steps(each_epoch), settings.steps_recorded(each_epoch)
+    schedule, delta = settings.schedule_of(num_steps), settings.delta(problem.num_examples)
     mechanisms = {
-        noise: _mechanism(document, sampler, noise, num_steps) for noise in dict.fromkeys(cell.noise for cell in chosen)
+        noise: _mechanism(document, sampler, noise, num_steps, delta)
+        for noise in dict.fromkeys(cell.noise for cell in chosen)
     }
     scenarios = [
         Scenario(
@@ -57,7 +58,7 @@ def _question(document: Document, problem: Problem, batch_size: float, chosen: S
             mechanism=replace(mechanisms[cell.noise], l2_clip_norm=cell.l2_clip_norm),
             optimizer=cell.optimizer.build(cell.learning_rate),
             num_steps=num_steps,
-            target_delta=settings.target_delta,
+            target_delta=delta,
             schedule=schedule,
         )
         for cell in chosen
@@ -72,16 +73,14 @@ def _question(document: Document, problem: Problem, batch_size: float, chosen: S
     )
 
 
-def _mechanism(document: Document, sampler: Sampler, noise: float, num_steps: int) -> SampledGaussian:
+def _mechanism(document: Document, sampler: Sampler, noise: float, num_steps: int, delta: float) -> SampledGaussian:
     """With this noise multiplier, or with the one that this target epsilon needs."""
     table = document.mechanism
     adjacency = adjacency_named(table.adjacency, table.sampler or "poisson")
     base = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=1.0, sampler=sampler, adjacency=adjacency)
     if table.target_epsilon is None:
         return base.with_noise_multiplier(noise)
-    return calibrate_noise_multiplier(
-        base, target_epsilon=noise, target_delta=document.settings.target_delta, num_steps=num_steps
-    )
+    return calibrate_noise_multiplier(base, target_epsilon=noise, target_delta=delta, num_steps=num_steps)
 
 
 def _sampler(table: MechanismTable, batch_size: float, problem: Problem) -> Sampler:

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from noisecast.optimizers import OPTIMIZERS, SHAPES, Optimizer, Schedule
+from noisecast.privacy.accounting import default_delta
 from noisecast.privacy.tuning import TrialDistribution, TrialKind
 from noisecast.runners import RUNNERS, Moments
 from noisecast.scenario_file.values import (
@@ -34,7 +35,7 @@ class Settings(Table):
 
     num_steps: Count | None = None
     num_epochs: Count | None = None
-    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    target_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     num_seeds: Count = 1
     insecure_seeds: Annotated[list[int], *LISTED] | None = None
     num_records: Count = 20
@@ -47,6 +48,10 @@ class Settings(Table):
     def steps(self, steps_per_epoch: int) -> int:
         """num_steps, or as many as num_epochs are."""
         return self.num_steps or (self.num_epochs or 0) * steps_per_epoch
+
+    def delta(self, num_examples: float | None) -> float:
+        """target_delta, or the one that `noisecast train` takes as well."""
+        return default_delta(num_examples) if self.target_delta is None else self.target_delta
 
     def schedule_of(self, num_steps: int) -> Schedule:
         """How the learning rates of all scenarios change."""

@@ -11,10 +11,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from noisecast.privacy.accounting import noise_text
+from noisecast.privacy.sampling import steps_per_epoch
 from noisecast.runners import Training
 from noisecast.sweeps.ledger import Ledger
 from noisecast.sweeps.price import HELD_OUT, Choice, Compose, Price, Public, RepeatSelect
-from noisecast.table import COLUMNS, EXTRAPOLATED, METRICS, steps_per_epoch, table_from
+from noisecast.table import COLUMNS, EXTRAPOLATED, METRICS, table_from
 
 __all__ = ["Compose", "Price", "Public", "RepeatSelect", "Selection", "select"]
 

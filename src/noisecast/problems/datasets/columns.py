@@ -8,6 +8,7 @@ import pandas as pd
 
 from noisecast.problems.datasets.dataset import MOST_LISTED, DataError, first_repeated, listed
 
+TRUTHS = {"true": 1.0, "false": 0.0}
 MOST_COLUMNS = 50_000  # of a table: each has a name, and takes memory beside its cells
 
 
@@ -71,10 +72,12 @@ def column_of(frame: pd.DataFrame, column: str, source: str) -> pd.Series:
 def numeric_column(frame: pd.DataFrame, column: str, source: str, rows_before: int = 0) -> np.ndarray:
     """A column as (n,) floats; DataError naming the first row whose cell is missing, not a number or not finite.
 
-    The frame's first row is number rows_before + 1 of its file.
+    True and false, in letters of any case, are 1 and 0. The frame's first row is number rows_before + 1 of its file.
 
-    >>> numeric_column(pd.DataFrame({"age": ["1", " 2.5"]}), "age", "a.csv")
+    >>> numeric_column(pd.DataFrame({"age": ["1", " 2.5"], "is_new": ["true", "False"]}), "age", "a.csv")
     array([1. , 2.5])
+    >>> numeric_column(pd.DataFrame({"age": ["1", " 2.5"], "is_new": ["true", "False"]}), "is_new", "a.csv")
+    array([1., 0.])
     """
     cells = column_of(frame, column, source)
     if pd.api.types.is_datetime64_any_dtype(cells) or pd.api.types.is_timedelta64_dtype(cells):
@@ -84,6 +87,11 @@ def numeric_column(frame: pd.DataFrame, column: str, source: str, rows_before: i
     except TypeError:
         raise DataError(f"Expected numbers in column '{column}' of {source}, got {cells.iloc[0]!r} in row 1.") from None
     bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size and not pd.api.types.is_float_dtype(cells):
+        truths = [TRUTHS.get(str(cell).strip().lower(), np.nan) for cell in cells.iloc[bad]]
+        values = values.copy()
+        values[bad] = np.where(np.isnan(truths), values[bad], truths)
+        bad = np.flatnonzero(~np.isfinite(values))
     if not bad.size:
         return values
     row, cell = rows_before + bad[0] + 1, cells.iloc[bad[0]]

@@ -140,6 +140,8 @@ class CsvFile:
             values = cells.cast(pa.float64()).to_numpy(zero_copy_only=False)
             if np.isfinite(values).all():
                 return values
+        with suppress(pa.ArrowInvalid):  # true and false
+            return cells.cast(pa.bool_()).cast(pa.float64()).to_numpy(zero_copy_only=False)
         return numeric_column(pd.DataFrame({name: cells.to_pandas()}), name, self._source, rows_before)
 
     def _held_as(self, dtype: Any, values: np.ndarray, name: str, rows_before: int) -> np.ndarray:
