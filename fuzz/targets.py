@@ -39,7 +39,7 @@ from noisecast.problems.datasets import (
     imdb,
     load_file,
     movielens,
-    read_bounds,
+    read_public_columns,
     stackoverflow,
 )
 from noisecast.problems.datasets.encoders import MatrixEncoder
@@ -341,8 +341,8 @@ TARGETS = {
     "u.data": Target(".data", lambda: [RATINGS], _catalogued(movielens, "u.data"), NUMBER_WORDS),
     "forum500": Target(".npz", _forum_seeds, _catalogued(forum500, "forum500_counts.npz"), NPZ_WORDS),
     "titles": Target(".csv.gz", _titles, _catalogued(stackoverflow, "so_titles_tags_30k.csv.gz")),
-    "bounds.toml": Target(".toml", lambda: [b"age = [0, 1]\nb = [-1.5, 2]\n"], read_bounds, TOML_WORDS),
-    "bounds.json": Target(".json", lambda: [b'{"age": [0, 1]}'], read_bounds, JSON_WORDS),
+    "bounds.toml": Target(".toml", lambda: [b"age = [0, 1]\nc = ['x', '*']\n"], read_public_columns, TOML_WORDS),
+    "bounds.json": Target(".json", lambda: [b'{"age": [0, 1]}'], read_public_columns, JSON_WORDS),
     "scenario": Target(".toml", _toml_seeds, read_document, TOML_WORDS, may_say_more=True),
     "numbers": Target(".toml", _numbers_seeds, read_numbers, TOML_WORDS, may_say_more=True),
     "checkpoint": Target(".checkpoint", _checkpoint_seeds, _read_checkpoint, NPZ_WORDS),

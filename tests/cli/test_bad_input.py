@@ -45,7 +45,7 @@ def refused(folder, capsys):
         ("a,b,answer\n1,2,\n3,4,no\n", "Row 1 of data.csv has no label"),
         ("a,b,c\n1,2,3\n", "Expected a column 'answer' in data.csv, got the columns a, b, c."),
         ("weight, kg;b;answer\n1;2;yes\n", "Its cells look separated by ';'"),
-        ("a;b;answer\n1;2;yes\n", "Its cells look separated by ';'; save it with commas"),
+        ("a|b|answer\n1|2|yes\n", "Its cells look separated by '|'; save it with commas"),
         ("a,b,answer\n1,2,yes\n3,4\n", "Row 2 of data.csv has 2 cells, expected 3"),
         (rows(20), "Expected 0 < batch_size <= num_examples = 20, got 32"),
     ],

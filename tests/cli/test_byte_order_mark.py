@@ -7,7 +7,7 @@ import pytest
 from cli_inputs import SCENARIO
 
 from noisecast.cli.advise_numbers import read_numbers
-from noisecast.problems.datasets.encoders import read_bounds
+from noisecast.problems.datasets import read_public_columns
 from noisecast.scenario_file import read_scenario_file, read_sweep_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (SCENARIO, lambda path: [each.id for each in read_scenario_file(path).scenarios]),
         (SCENARIO, lambda path: read_sweep_file(path).text),
         ((EXAMPLES / "advise_numbers.toml").read_text(encoding="utf-8"), lambda path: read_numbers(path)[1]),
-        ("age = [0, 120]", read_bounds),
+        ("age = [0, 120]", read_public_columns),
     ],
     ids=["scenario", "sweep", "numbers", "bounds"],
 )

@@ -187,6 +187,21 @@ def test_a_trained_model_predicts(folder, capsys):
     assert capsys.readouterr().out == (folder / "labels.csv").read_text(encoding="utf-8")
 
 
+def test_columns_of_categories_are_learnt_from(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    cities = rng.choice(["Oslo", "Rome", "Bonn"], 600)
+    lines = [f"{city},{rng.integers(100)},{'yes' if city == 'Rome' else 'no'}" for city in cities]
+    Path("data.csv").write_text("\n".join(["city,age,label", *lines]))
+    Path("public.toml").write_text('city = ["Oslo", "Rome", "*"]\nage = [0, 100]\n')
+    arguments = ["train", "data.csv", "--bounds", "public.toml", "--batch-size", "60", "--num-steps", "300"]
+    assert main([*arguments, "--target-epsilon", "8", "--test-fraction", "0.3", "--output", "model"]) == 0
+    Path("new.csv").write_text("age,city\n20,Paris\n20,Rome\n")
+    capsys.readouterr()
+    assert main(["predict", "model", "new.csv", "--json"]) == 0
+    assert [row["label"] for row in json.loads(capsys.readouterr().out)["predictions"]] == ["no", "yes"]
+
+
 @pytest.mark.parametrize("declared, warns", [(400, False), (500, True), (100, True), (100_000, True)])
 def test_a_declared_number_far_from_the_files_is_warned_of(folder, capsys, declared, warns):
     """The batches of 300 rows are not those whose size the sums are divided by."""

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -177,16 +178,6 @@ def test_bundled_sets_lie_in_their_public_range_and_are_split_without_overlap(na
         np.testing.assert_array_equal(train.features, raw.data[rows] / 16)
 
 
-@pytest.mark.parametrize(
-    "rows, sentence",
-    [(np.ones((9, 2), np.float32), "rows that differ, got 9 equal ones"), (np.arange(4.0).reshape(2, 2), "both sides")],
-)
-def test_a_split_by_content_with_an_empty_side_says_why(rows, sentence):
-    data = Dataset("toy", np.asarray(rows, np.float32), np.zeros(len(rows), np.int32), ("a", "b"))
-    with pytest.raises(DataError, match=sentence):
-        split_by_content(data, 1e-6)
-
-
 def test_bounds_of_bundled_sets_are_not_the_ranges_of_their_rows():
     pytest.importorskip("sklearn")
     for name in ("iris", "wine", "breast_cancer"):
@@ -236,6 +227,36 @@ def test_removing_a_row_moves_no_other_between_training_and_testing():
         rest = np.zeros(199, bool)
         rest[split_by_content(Dataset("toy", features[kept], labels[kept], ("a", "b")), 0.3)[1]] = True
         np.testing.assert_array_equal(rest, side[kept])
+
+
+def toy_table(copies):
+    """Six different rows, (x, y) with P(y = 1 | x) of a quarter, a half and three quarters."""
+    rows = [(x, y) for x in range(3) for y in (0, 1) for _ in range(copies * (1 + x if y else 3 - x))]
+    features, labels = np.array(rows, np.float32)[:, :1], np.array(rows, np.int32)[:, 1]
+    return Dataset("toy", features, labels, ("a", "b"))
+
+
+def test_what_is_held_out_of_few_different_rows_has_the_law_of_the_others():
+    data = toy_table(copies=500)
+    for part in split_by_content(data, 0.3):
+        for x in range(3):
+            labels = data.labels[part][data.features[part, 0] == x]
+            assert labels.mean() == pytest.approx((1 + x) / 4, abs=5 * (0.25 / len(labels)) ** 0.5)
+
+
+def test_removing_one_of_equal_rows_moves_no_other_between_training_and_testing():
+    data = toy_table(copies=20)
+
+    def counts(rows):
+        kept = Dataset("toy", data.features[rows], data.labels[rows], ("a", "b"))
+        parts = split_by_content(kept, 0.3)
+        return [Counter(zip(kept.features[part, 0], kept.labels[part], strict=True)) for part in parts]
+
+    everything = np.arange(data.num_examples)
+    before = counts(everything)
+    for left_out in (0, 33, 119, data.num_examples - 1):
+        lost = [a - b for a, b in zip(before, counts(np.delete(everything, left_out)), strict=True)]
+        assert sum(each.total() for each in lost) == 1, "one row, of one side"
 
 
 def test_an_empty_side_of_a_split_is_refused():

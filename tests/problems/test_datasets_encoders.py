@@ -15,7 +15,6 @@ from noisecast.problems.datasets import (
     TabularEncoder,
     TextEncoder,
     encoder_from_json,
-    read_bounds,
     read_vocabulary,
     tokenize,
     words,
@@ -153,6 +152,7 @@ ENCODERS = [
     TextEncoder("count", WORDS, max_tokens=3),
     TabularEncoder(("a", "b")),
     TabularEncoder(("b", "a"), (0.0, -1.0), (1.0, 1.5), unit_rows=True),
+    TabularEncoder(("a",), (0.0,), (4.0,), unit_rows=True, categories=(("b", ("1", "2", "*")),)),
     MatrixEncoder(2, first_column=1),
 ]
 ROWS = pd.DataFrame({"review": TEXTS, "text": TEXTS, "a": [0.1, 2, 3, 4], "b": [1, 2, 3, 0.3]})
@@ -202,6 +202,9 @@ def test_an_edited_encoder_is_refused(fields, says):
         (lambda: TabularEncoder(("a",), (0.0,), (0.0,)), "low < high for column 'a', got [0.0, 0.0]"),
         (lambda: TabularEncoder(("a",), (0.0, 1.0), (1.0, 2.0)), "2 lower and 2 upper bounds for 1 columns"),
         (lambda: TabularEncoder.fit(["a", "b"], bounds={"a": [0, 1]}), "got none for b"),
+        (lambda: TabularEncoder(("a",), categories=(("a", ("x",)),)), "'a' twice"),
+        (lambda: TabularEncoder((), categories=(("a", ("x", "x ")),)), "'x' twice"),
+        (lambda: TabularEncoder((), categories=(("a", ()),)), "a value or more for column 'a'"),
         (lambda: TabularEncoder(("a",)).encode(np.eye(1), "x.npz"), "got x.npz"),
         (lambda: MatrixEncoder(0), "num_features >= 1"),
         (lambda: MatrixEncoder(2).encode(pd.DataFrame({"a": [1]}), "x.csv"), "got x.csv"),
@@ -239,43 +242,3 @@ def test_a_bad_vocabulary_is_refused(tmp_path, content, says):
     with pytest.raises(DataError) as error:
         read_vocabulary(file)
     assert says in str(error.value) and "words.txt" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("b.toml", 'age = [0, 120]\n"hours a week" = [0.5, 99.0]\n'),
-        ("b.json", '{"age": [0, 120], "hours a week": [0.5, 99.0]}'),
-        ("b.csv", "column,low,high\nage,0,120\nhours a week,0.5,99\n"),
-    ],
-)
-def test_bounds_are_read_from_each_format(tmp_path, name, content):
-    (tmp_path / name).write_text(content)
-    assert read_bounds(tmp_path / name) == {"age": (0.0, 120.0), "hours a week": (0.5, 99.0)}
-
-
-@pytest.mark.parametrize(
-    "name, content, says",
-    [
-        ("b.toml", "age = [0, ", "cannot be read as TOML"),
-        ("b.json", "{", "cannot be read as JSON"),
-        ("b.json", "[1, 2]", "got list"),
-        ("b.json", "{}", "without entries"),
-        ("b.toml", "age = 120", "'age = [low, high]'"),
-        ("b.toml", "age = [0, 1, 2]", "'age = [low, high]'"),
-        ("b.toml", "age = [true, false]", "'age = [low, high]'"),
-        ("b.toml", "age = ['0', '1']", "'age = [low, high]'"),
-        ("b.toml", "age = [120, 0]", "low < high for column 'age'"),
-        ("b.toml", "age = [0, inf]", "finite bounds"),
-        ("b.json", '{"age": [0, NaN]}', "finite bounds"),
-        ("b.csv", "column,low,high\nage,0,x\n", "got 'x' in row 1 of column 'high'"),
-        ("b.csv", "column,low,high\nage,0,1\nage,0,2\n", "'age' twice"),
-        ("b.csv", "name,min,max\nage,0,1\n", "column, low, high"),
-        ("b.yaml", "age: [0, 1]", ".toml, .json or .csv"),
-    ],
-)
-def test_bad_bounds_are_refused(tmp_path, name, content, says):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError) as error:
-        read_bounds(tmp_path / name)
-    assert says in str(error.value) and name in str(error.value)

@@ -23,6 +23,7 @@ from noisecast.problems.datasets import (
     load_file,
     load_test_file,
 )
+from noisecast.problems.datasets.tables import read_table
 
 FEATURES = np.array([[1.0, 0.0, -2.5], [0.0, 4.0, 0.0], [0.5, 0.0, 3.0], [0.0, 0.0, 1.0]])
 LABELS = ["no", "yes", "yes", "no"]
@@ -56,6 +57,21 @@ FORMATS = {
     "xy.npz": npz(X=FEATURES.astype(np.float16), y=np.array([0, 1, 1, 0])),
     "csr.npz": npz(indptr=CSR.indptr, indices=CSR.indices, data=CSR.data, shape=CSR.shape, label=[3, 7, 7, 3]),
 }
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz"])
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_what_separates_cells_is_read_off_the_first_line(tmp_path, name, separator):
+    rows = [["text", "label"], ["one; two, three", "no"], ["four", "yes"]]
+    lines = [separator.join(f'"{cell}"' for cell in row) for row in rows]
+    text = ("\ufeff\n" + "\n".join(lines) + "\n").encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    assert read_table(tmp_path / name).to_numpy().tolist() == rows[1:]
+
+
+def test_a_first_line_with_commas_is_separated_by_them(tmp_path):
+    (tmp_path / "t.csv").write_text("a;b,label\n1,no\n")
+    assert list(read_table(tmp_path / "t.csv").columns) == ["a;b", "label"]
 
 
 @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gz"])
@@ -286,7 +302,7 @@ BAD_FILES = [
     ("t.csv", "a,a,label\n1,2,0\n", None, "'a' twice"),
     ("t.csv", "a, a,label\n1,2,0\n", None, "'a' twice"),
     ("t.csv", ",a,label\n0,2,0\n1,3,1\n", None, "Column 1 of {} has no name"),
-    ("t.csv", "label\n0\n1\n", None, "one numeric column or more"),
+    ("t.csv", "label\n0\n1\n", None, "one column or more"),
     ("t.csv", "a,label\n" + "".join(f"1,{i / 7}\n" for i in range(40)), None, "40 in the 40 rows"),
     ("t.csv", "a,label\n1,0\n2,1\n", ReadOptions(columns=("b",)), "Expected a column 'b' in {}"),
     ("t.csv", "a,label\n1,0\n2,1\n", ReadOptions(columns=("a", "label")), "got 'label' among them"),
@@ -400,7 +416,7 @@ BAD_TESTS = [
     ("test.csv", "a,label\n1,0\n", "Expected a column 'b' in {}, got the columns a, label"),
     ("test.csv", "a,b\n1,0\n", "Expected a column 'label'"),
     ("test.csv", "a,b,label\n1,x,0\n", "got 'x' in row 1 of column 'b'"),
-    ("test.npz", npz(X=FEATURES, y=[0, 1, 1, 0]), "Expected a table with numeric columns, as in training, got {}"),
+    ("test.npz", npz(X=FEATURES, y=[0, 1, 1, 0]), "Expected a table with columns, as in training, got {}"),
 ]  # fmt: skip
 
 

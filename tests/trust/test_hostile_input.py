@@ -43,7 +43,7 @@ from noisecast.problems.datasets import (
     imdb,
     load_file,
     movielens,
-    read_bounds,
+    read_public_columns,
 )
 
 SOURCES = sorted(Path(noisecast.__file__).parent.rglob("*.py"))
@@ -296,12 +296,12 @@ def test_two_entries_that_name_millions_of_features(tmp_path):
 def test_nesting_and_numbers_without_end(tmp_path, name, value):
     text = f"a = {value}" if name.endswith("toml") else f'{{"a": {value}'
     with pytest.raises(DataError, match=r"cannot be read as (TOML|JSON)"):
-        read_bounds(save(tmp_path / name, text.encode()))
+        read_public_columns(save(tmp_path / name, text.encode()))
 
 
 def test_bounds_larger_than_any_float(tmp_path):
     with pytest.raises(DataError, match="Expected finite bounds"):
-        read_bounds(save(tmp_path / "b.json", json.dumps({"a": [0, 10**400]}).encode()))
+        read_public_columns(save(tmp_path / "b.json", json.dumps({"a": [0, 10**400]}).encode()))
 
 
 def test_a_member_that_is_no_array(tmp_path):

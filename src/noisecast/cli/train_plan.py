@@ -59,7 +59,11 @@ class FileOptions:
     max_tokens: Annotated[int | None, Parameter(converter=whole_number, help="Tokens used of each text.")] = None
     columns: Annotated[str | None, Parameter(help="Numeric columns to use, as a,b,c. Default: all.")] = None
     bounds: Annotated[
-        Path | None, Parameter(help="Public bounds of the columns (TOML: age = [0, 120]); scales them to [-1, 1].")
+        Path | None,
+        Parameter(
+            help="Public bounds of the columns (TOML: age = [0, 120]), which scale them to [-1, 1], or public values "
+            '(city = ["Oslo", "Rome", "*"]; "*": all others).'
+        ),
     ] = None
     unit_rows: Annotated[bool, Parameter(negative=(), show_default=False, help="Divide each row by its norm.")] = False
     test: Annotated[Path | None, Parameter(help="Labelled file to evaluate on.")] = None
@@ -177,7 +181,7 @@ def _squared_feature_norm(encoder: Encoder) -> tuple[float, str | None]:
         words = min(encoder.max_tokens or GUESSED_TOKENS, encoder.num_features)
         return words, f"The default learning rate assumes about {words} different words a text; see --learning-rate."
     if isinstance(encoder, TabularEncoder) and encoder.lower is not None:
-        return encoder.num_features, None
+        return len(encoder.all_columns), None  # a row has one of a column's values
     return encoder.num_features, (
         "The features have no public bounds: the default learning rate assumes values from -1 to 1; see --bounds, "
         "--unit-rows and --learning-rate."

@@ -32,9 +32,9 @@ from noisecast.problems.datasets.encoders import (
     MatrixEncoder,
     TabularEncoder,
     encoder_from_json,
-    read_bounds,
 )
 from noisecast.problems.datasets.files import ReadOptions, load_features, load_file, load_test_file
+from noisecast.problems.datasets.public_columns import PublicColumns, read_public_columns
 from noisecast.problems.datasets.splits import public_split, split_by_content
 from noisecast.problems.datasets.text_encoder import TextEncoder, TextKind, read_vocabulary
 from noisecast.problems.datasets.words import tokenize
@@ -48,6 +48,7 @@ __all__ = [
     "Entry",
     "Features",
     "MatrixEncoder",
+    "PublicColumns",
     "Ratings",
     "ReadOptions",
     "TabularEncoder",
@@ -70,7 +71,7 @@ __all__ = [
     "load_test_file",
     "movielens",
     "public_split",
-    "read_bounds",
+    "read_public_columns",
     "read_tagged_texts",
     "read_vocabulary",
     "split_by_content",

@@ -104,8 +104,9 @@ def numeric_column(frame: pd.DataFrame, column: str, source: str, rows_before: i
         is_number = False
     if not is_number:
         raise DataError(
-            f"Expected a number, got '{str(cell)[:40]}' {where}; encode the column as numbers, leave it out by naming "
-            "the columns to use, or name the text column if the file's examples are texts."
+            f"Expected a number, got '{str(cell)[:40]}' {where}; give its public values in the file of bounds "
+            f'({column} = ["this", "that"]), leave it out by naming the columns to use, or name the text column if the '
+            "file's examples are texts."
         )
     raise DataError(f"Expected a finite number, got {str(cell)[:40]} {where}; mend it or leave the row out.")
 

@@ -5,12 +5,8 @@ bounds) costs no privacy. An encoder fitted on private rows (a vocabulary of pri
 here adds noise to it, and `vocabulary_is_private` says so.
 """
 
-import json
-import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,84 +14,116 @@ import pandas as pd
 import scipy.sparse as sp
 
 from noisecast.problems.datasets.columns import numeric_column
-from noisecast.problems.datasets.contents import decode, read_bytes
 from noisecast.problems.datasets.dataset import DataError, Features, as_float32, first_repeated, listed
 from noisecast.problems.datasets.encoder import BaseEncoder, unit_norm_rows
-from noisecast.problems.datasets.tables import read_table
+from noisecast.problems.datasets.public_columns import category_places, check_bounds, check_values
 from noisecast.problems.datasets.text_encoder import TextEncoder
 
 
 @dataclass(frozen=True)
 class TabularEncoder(BaseEncoder):
-    """Numeric columns as features: with bounds each is clamped to [lower, upper] and scaled to [-1, 1].
+    """Columns as features. With bounds each number is clamped to [lower, upper] and scaled to [-1, 1].
 
     x_j = 2 (clamp(v_j, lower_j, upper_j) - lower_j) / (upper_j - lower_j) - 1
 
-    The bounds must be *public*: known without looking at the data (an age lies in 0 .. 120). The minimum and maximum of
-    a private column are private, so they are never computed here. Without bounds values are used as they are.
+    A column of categories becomes one feature for each of its values, 1 in rows that have it and 0 in others.
+
+    Bounds and values must be *public*: known without looking at the data (an age lies in 0 .. 120). The minimum and
+    maximum of a private column, and which categories are in it, are private, so they are never computed here. Without
+    bounds numbers are used as they are.
 
     Args:
-      columns: the columns used, in this order.
-      lower, upper: one bound a column, lower < upper, finite; or None for both.
+      columns: the columns of numbers, in this order.
+      lower, upper: one bound a column of numbers, lower < upper, finite; or None for both.
       unit_rows: divide each row by its own L2 norm. Per example, so it costs no privacy.
+      categories: (column, its values) of each column of categories, features behind those of numbers. A cell that is
+        no value is refused, unless "*" is among them, which stands for all others.
 
     >>> TabularEncoder(("age",), (0.0,), (100.0,)).encode(pd.DataFrame({"age": [25, 300]}))
     array([[-0.5],
            [ 1. ]], dtype=float32)
+    >>> encoder = TabularEncoder((), categories=(("city", ("Oslo", "Rome", "*")),))
+    >>> encoder.encode(pd.DataFrame({"city": ["Rome", "Bonn"]})).toarray()
+    array([[0., 1., 0.],
+           [0., 0., 1.]], dtype=float32)
     """
 
     columns: tuple[str, ...]
     lower: tuple[float, ...] | None = None
     upper: tuple[float, ...] | None = None
     unit_rows: bool = False
+    categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     name = "tabular"
-    takes = "a table with numeric columns"
+    takes = "a table with columns"
 
     def __post_init__(self):
         object.__setattr__(self, "columns", tuple(self.columns))
-        if not self.columns:
-            raise DataError("Expected one numeric column or more beside the label, got none.")
-        if repeated := first_repeated(self.columns):
+        named = tuple((column, check_values(column, values)) for column, values in self.categories)
+        object.__setattr__(self, "categories", named)
+        if not self.all_columns:
+            raise DataError("Expected one column or more beside the label, got none.")
+        if repeated := first_repeated(self.all_columns):
             raise DataError(f"Expected every column once, got '{repeated}' twice.")
         if (self.lower is None) != (self.upper is None):
             raise DataError("Expected lower and upper bounds together, got one of them.")
         if self.lower is None or self.upper is None:
             return
-        object.__setattr__(self, "lower", tuple(float(bound) for bound in self.lower))
-        object.__setattr__(self, "upper", tuple(float(bound) for bound in self.upper))
         if not len(self.lower) == len(self.upper) == len(self.columns):
             raise DataError(
                 f"Expected one bound a column, got {len(self.lower)} lower and {len(self.upper)} upper bounds for "
                 f"{len(self.columns)} columns."
             )
-        for column, low, high in zip(self.columns, self.lower, self.upper):
-            _check_bounds(column, low, high)
+        pairs = [check_bounds(*each) for each in zip(self.columns, self.lower, self.upper)]
+        object.__setattr__(self, "lower", tuple(low for low, _ in pairs))
+        object.__setattr__(self, "upper", tuple(high for _, high in pairs))
 
     @classmethod
     def fit(
-        cls, columns: Sequence[str], *, bounds: Mapping[str, Sequence[float]] | None = None, unit_rows: bool = False
+        cls,
+        columns: Sequence[str],
+        *,
+        bounds: Mapping[str, Sequence[float]] | None = None,
+        values: Mapping[str, Sequence[str]] | None = None,
+        unit_rows: bool = False,
     ) -> "TabularEncoder":
-        """The encoder of these columns, with the bounds given for them (more bounds than columns are welcome).
+        """The encoder of these columns, with what is given for them (more of it than columns is welcome).
 
         >>> TabularEncoder.fit(["b"], bounds={"a": [0, 1], "b": [-1, 1]}).upper
         (1.0,)
         """
+        values = values or {}
+        categories = tuple((column, tuple(values[column])) for column in columns if column in values)
+        numbers = tuple(column for column in columns if column not in values)
         if bounds is None:
-            return cls(tuple(columns), unit_rows=unit_rows)
-        if without := [column for column in columns if column not in bounds]:
-            raise DataError(f"Expected bounds for every column used, got none for {listed(without)}; add them.")
-        lower, upper = zip(*(bounds[column] for column in columns)) if columns else ((), ())
-        return cls(tuple(columns), lower, upper, unit_rows)
+            return cls(numbers, unit_rows=unit_rows, categories=categories)
+        if without := [column for column in numbers if column not in bounds]:
+            raise DataError(
+                f"Expected bounds or values for every column used, got none for {listed(without)}; add them."
+            )
+        lower, upper = zip(*(bounds[column] for column in numbers)) if numbers else ((), ())
+        return cls(numbers, lower, upper, unit_rows, categories)
+
+    @property
+    def all_columns(self) -> tuple[str, ...]:
+        return (*self.columns, *(column for column, _ in self.categories))
 
     @property
     def num_features(self) -> int:
-        return len(self.columns)
+        return len(self.columns) + sum(len(values) for _, values in self.categories)
 
-    def encode(self, frame, source: str = "the table") -> np.ndarray:
-        """The table's columns as a (n, num_features) float32 array; other columns are ignored."""
+    def encode(self, frame, source: str = "the table") -> Features:
+        """The table's columns as (n, num_features) float32, CSR if there are categories; other columns are ignored."""
         if not isinstance(frame, pd.DataFrame):
             raise self.refusal(source)
+        features: Any = self._numbers(frame, source)
+        if self.categories:
+            parts = [sp.csr_array(features)] if self.columns else []
+            parts += [_one_hot(frame, column, values, source) for column, values in self.categories]
+            features = sp.csr_array(sp.hstack(parts, format="csr", dtype=np.float32))
+        return unit_norm_rows(features) if self.unit_rows else features
+
+    def _numbers(self, frame: pd.DataFrame, source: str) -> np.ndarray:
         matrix = np.empty((len(frame), len(self.columns)), np.float32)
         with np.errstate(over="ignore"):  # reported below, with its row
             for j, column in enumerate(self.columns):
@@ -104,8 +132,15 @@ class TabularEncoder(BaseEncoder):
                     low, high = self.lower[j], self.upper[j]
                     values = 2 * (np.clip(values, low, high) - low) / (high - low) - 1
                 matrix[:, j] = values
-        matrix = as_float32(matrix, source)
-        return unit_norm_rows(matrix) if self.unit_rows else matrix
+        return np.asarray(as_float32(matrix, source))
+
+
+def _one_hot(frame: pd.DataFrame, column: str, values: Sequence[str], source: str) -> sp.csr_array:
+    """(n, number of values), with one 1 a row."""
+    places = category_places(frame, column, values, source)
+    return sp.csr_array(
+        (np.ones(len(places), np.float32), places, np.arange(len(places) + 1)), shape=(len(places), len(values))
+    )
 
 
 @dataclass(frozen=True)
@@ -177,46 +212,3 @@ def encoder_from_json(fields: Mapping) -> Encoder:
     if kind not in _ENCODERS:
         raise DataError(f"Expected an encoder among {', '.join(_ENCODERS)}, got '{kind}'; was the file changed?")
     return _ENCODERS[kind].from_json(fields)
-
-
-def read_bounds(path) -> dict[str, tuple[float, float]]:
-    """Public bounds: TOML or JSON with `column = [low, high]`, or CSV with the columns column, low, high.
-
-    Raises: DataError naming the file and the column.
-    """
-    path = Path(path)
-    if path.suffix.lower() == ".csv":
-        frame = read_table(path)
-        if set(frame.columns) != {"column", "low", "high"}:
-            raise DataError(f"Expected the columns column, low, high in {path}, got {listed(list(frame.columns))}.")
-        low, high = (numeric_column(frame, name, str(path)) for name in ("low", "high"))
-        if repeated := first_repeated(frame["column"].tolist()):
-            raise DataError(f"Expected every column of {path} once, got '{repeated}' twice.")
-        bounds: Any = {str(c): pair for c, *pair in zip(frame["column"], low.tolist(), high.tolist())}
-    else:
-        bounds = _parse_bounds(path)
-    for column, pair in bounds.items():
-        if not (isinstance(pair, list) and len(pair) == 2 and all(type(b) in (int, float) for b in pair)):
-            raise DataError(f"Expected '{column} = [low, high]' in {path}, got {pair!r}.")
-        _check_bounds(column, *pair, where=f" in {path}")
-    return {column: (float(low), float(high)) for column, (low, high) in bounds.items()}
-
-
-def _parse_bounds(path: Path) -> dict:
-    parsers = {".toml": tomllib.loads, ".json": json.loads}
-    if path.suffix.lower() not in parsers:
-        raise DataError(f"Expected bounds as .toml, .json or .csv, got {path}.")
-    text = decode(read_bytes(path), path)
-    try:
-        bounds = parsers[path.suffix.lower()](text)
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, 1,000 brackets
-        raise DataError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}.") from None
-    if not isinstance(bounds, dict) or not bounds:
-        raise DataError(f"Expected 'column = [low, high]' in {path}, got {type(bounds).__name__} without entries.")
-    return bounds
-
-
-def _check_bounds(column: str, low: float, high: float, where: str = "") -> None:
-    # Whole numbers have no largest one, floats have.
-    if not (-sys.float_info.max <= low < high and high - low <= sys.float_info.max):
-        raise DataError(f"Expected finite bounds low < high for column '{column}'{where}, got [{low}, {high}].")

@@ -5,7 +5,7 @@
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,8 @@ from noisecast.problems.datasets.encoders import (
     Encoder,
     MatrixEncoder,
     TabularEncoder,
-    read_bounds,
 )
+from noisecast.problems.datasets.public_columns import PublicColumns, read_public_columns
 from noisecast.problems.datasets.tables import read_table
 from noisecast.problems.datasets.text_encoder import TextEncoder, TextKind, read_vocabulary
 
@@ -52,12 +52,12 @@ class ReadOptions:
       label_separator: stands between the labels of a cell, any number of them, see `encode_label_sets`; None for one.
       label_names: a file with public names of the labels, one a line; None to take them from the rows (then private).
       text: the column of a table that holds texts; all others but the label are then ignored.
-      columns: the numeric columns to use; None for all but the label.
+      columns: the columns to use; None for all but the label.
       text_kind: how texts become numbers, see `TextEncoder`.
       vocabulary: a file with a public vocabulary; None to take the most frequent words of the texts (then private).
       vocabulary_size: columns at most, where the vocabulary is taken from the texts.
       max_tokens: tokens used of each text.
-      bounds: a file with public bounds of the numeric columns, see `read_bounds`.
+      bounds: a file with public bounds of the columns, or their public values, see `read_public_columns`.
       unit_rows: divide each row by its own L2 norm.
     """
 
@@ -97,10 +97,11 @@ def load_file(path, options: ReadOptions | None = None) -> tuple[Dataset, Encode
     options = options or ReadOptions()
     # What is not scaled within bounds is float32 in the end.
     dtype = np.float32 if options.bounds is None else np.float64
-    raw = _read(path, options.label, options.text, options.columns, dtype)
+    public = None if options.bounds is None else read_public_columns(options.bounds)
+    raw = _read(path, options.label, options.text, options.columns, dtype, public.values if public else ())
     imposed = None if options.label_names is None else read_label_names(options.label_names)
     labels, label_names = _labels(raw, options.label, options.label_separator, imposed)
-    encoder = _fit_encoder(raw, options)
+    encoder = _fit_encoder(raw, options, public)
     return Dataset(Path(path).name, _encoded(raw, encoder), labels, label_names), encoder
 
 
@@ -144,15 +145,23 @@ class _RawFile(NamedTuple):
     texts: Callable[[], Iterator[str]] | None = None  # of the column that is not in the table, as it is long
 
 
-def _read(path, label: str | None, text: str | None, columns: Sequence[str] | None, dtype: Any) -> _RawFile:
+def _read(
+    path,
+    label: str | None,
+    text: str | None,
+    columns: Sequence[str] | None,
+    dtype: Any,
+    categories: Collection[str] = (),
+) -> _RawFile:
     """Of a table its label, and what is asked for: a text column, or columns of numbers; None: all but the label.
 
     Args:
       label: None if it is not looked at.   text: None if the examples are no texts.   dtype: of numbers in a CSV file.
+      categories: columns that are no numbers.
     """
     suffix = file_suffix(existing_file(path))
     if suffix in DELIMITERS:
-        return _read_csv(open_csv(path), str(path), label, text, columns, dtype)
+        return _read_csv(open_csv(path), str(path), label, text, columns, dtype, categories)
     if suffix in _TABLES:
         table = read_table(path)
         check_known(_named(label, text, columns), table.columns, str(path))
@@ -170,12 +179,16 @@ def _named(label: str | None, text: str | None, columns: Sequence[str] | None) -
 
 
 def _read_csv(
-    file: CsvFile, source: str, label: str | None, text: str | None, columns: Sequence[str] | None, dtype: Any
-) -> _RawFile:
+    file: CsvFile, source: str, label: str | None, text: str | None, columns: Sequence[str] | None, dtype: Any,
+    categories: Collection[str],
+) -> _RawFile:  # fmt: skip
     file.check(_named(label, text, columns))
     if text is None:
-        numbers = [name for name in file.columns if name != label] if columns is None else columns
-        wanted = [*numbers, *([] if label is None else [label])]
+        used = [name for name in file.columns if name != label] if columns is None else columns
+        wanted, numbers = (
+            [*used, *([] if label is None else [label])],
+            [name for name in used if name not in categories],
+        )
         return _RawFile(file.frame(wanted, numbers=numbers, dtype=dtype), None, source)
     others = [name for name in file.columns if name != text]
     if text == label or not others:
@@ -188,7 +201,8 @@ def _read_for(encoder: Encoder, path, label: str | None) -> _RawFile:
     text = encoder.column if isinstance(encoder, TextEncoder) else None
     if not isinstance(encoder, TabularEncoder):
         return _read(path, label, text, None, np.float64)
-    return _read(path, label, text, encoder.columns, np.float32 if encoder.lower is None else np.float64)
+    dtype = np.float32 if encoder.lower is None else np.float64
+    return _read(path, label, text, encoder.all_columns, dtype, dict(encoder.categories))
 
 
 def _encoded(raw: _RawFile, encoder: Encoder) -> Features:
@@ -220,7 +234,7 @@ def _label_cells(raw: _RawFile, label: str):
     return raw.labels
 
 
-def _fit_encoder(raw: _RawFile, options: ReadOptions) -> Encoder:
+def _fit_encoder(raw: _RawFile, options: ReadOptions, public: PublicColumns | None) -> Encoder:
     if not isinstance(raw.rows, pd.DataFrame):
         if options.text or options.columns or options.bounds or options.vocabulary or options.max_tokens:
             asked = "text, vocabulary, max_tokens, columns or bounds"
@@ -234,7 +248,7 @@ def _fit_encoder(raw: _RawFile, options: ReadOptions) -> Encoder:
         raise DataError(
             f"Expected a vocabulary or max_tokens only with a text column, got none named for {raw.source}."
         )
-    return _fit_tabular(raw.rows, options, raw.source)
+    return _fit_tabular(raw.rows, options, public, raw.source)
 
 
 def _fit_matrix(raw: _RawFile, options: ReadOptions) -> MatrixEncoder:
@@ -256,7 +270,9 @@ def _fit_text(raw: _RawFile, options: ReadOptions) -> TextEncoder:
     return TextEncoder.fit(texts, options.text_kind, vocabulary_size=options.vocabulary_size, **fields)
 
 
-def _fit_tabular(frame: pd.DataFrame, options: ReadOptions, source: str) -> TabularEncoder:
+def _fit_tabular(
+    frame: pd.DataFrame, options: ReadOptions, public: PublicColumns | None, source: str
+) -> TabularEncoder:
     columns = options.columns or tuple(name for name in frame.columns if name != options.label)
     if options.label in columns:
         raise DataError(f"Expected feature columns without the label, got '{options.label}' among them.")
@@ -265,8 +281,8 @@ def _fit_tabular(frame: pd.DataFrame, options: ReadOptions, source: str) -> Tabu
             f"Column {list(frame.columns).index('') + 1} of {source} has no name, as a saved row index has; "
             "remove it or name the columns to use."
         )
-    bounds = None if options.bounds is None else read_bounds(options.bounds)
-    return TabularEncoder.fit(columns, bounds=bounds, unit_rows=options.unit_rows)
+    known = {} if public is None else public._asdict()
+    return TabularEncoder.fit(columns, unit_rows=options.unit_rows, **known)
 
 
 def _read_svmlight(path) -> tuple[sp.csr_array, np.ndarray]:

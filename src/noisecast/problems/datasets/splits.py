@@ -1,6 +1,7 @@
 """Which rows are for training and which for testing: by row number for public data, by content for private data."""
 
 import hashlib
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,10 @@ def public_split(num_rows: int, test_fraction: float = 0.2) -> tuple[np.ndarray,
 
 
 def split_by_content(data: Dataset, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of (train, test), each row's place decided by the sha256 of its own content and nothing else.
+    """Row numbers of (train, test), each row's place decided by the sha256 of its own content and, of equal rows, by
+    which of them it is: so these go to both sides, as rows of a random split do, and what is held out has the same law.
 
-    So adding or removing a row moves no other, and rows that are equal stay on one side.
+    So adding or removing a row moves no other: of equal rows the last one comes or goes.
 
     Raises: DataError unless 0 < test_fraction < 1, or when one side would be empty.
 
@@ -45,19 +47,24 @@ def split_by_content(data: Dataset, test_fraction: float) -> tuple[np.ndarray, n
     """
     if not 0 < test_fraction < 1:
         raise DataError(f"Expected 0 < test_fraction < 1, got {test_fraction}.")
-    places = np.array([int.from_bytes(_digest(data, row)[:6], "big") / 2**48 for row in range(data.num_examples)])
+    places = _places([_digest(data, row) for row in range(data.num_examples)])
     train, test = np.flatnonzero(places >= test_fraction), np.flatnonzero(places < test_fraction)
-    if data.num_examples > 1 and len(set(places)) == 1:
-        raise DataError(
-            f"Expected rows that differ, got {data.num_examples} equal ones: there is nothing to learn, and equal rows "
-            "are all for training or all for testing."
-        )
     if not len(train) or not len(test):
         raise DataError(
             f"Expected rows on both sides of a test fraction of {test_fraction}, got {len(train)} for training and "
             f"{len(test)} for testing of {data.num_examples}; choose another fraction, or give a test file."
         )
     return train, test
+
+
+def _places(digests: list[bytes]) -> np.ndarray:
+    """In [0, 1), as good as random: of the first of equal rows by its digest, of others by that and their number."""
+    met, places = Counter(), np.empty(len(digests))
+    for row, digest in enumerate(digests):
+        own = hashlib.sha256(digest + str(met[digest]).encode()).digest() if met[digest] else digest
+        places[row] = int.from_bytes(own[:6], "big") / 2**48
+        met[digest] += 1
+    return places
 
 
 def _digest(data: Dataset, row: int) -> bytes:
