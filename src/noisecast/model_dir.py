@@ -121,9 +121,10 @@ def load_model(path: str | Path) -> SavedModel:
     """
     path = Path(path)
     if not (path / "model.json").is_file():
+        alone = " What `noisecast select` writes holds parameters alone, for programs; train with its settings."
         raise DataError(
             f"Expected a model directory written by `noisecast train` at {path}, found no model.json there."
-            + (" What `noisecast select` writes holds parameters alone." if (path / "parameters.npz").is_file() else "")
+            + (alone if (path / "parameters.npz").is_file() else "")
         )
     try:
         described = json.loads((path / "model.json").read_text(encoding="utf-8"))

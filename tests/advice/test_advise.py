@@ -23,13 +23,13 @@ from noisecast import (
 from noisecast.advice import advise as advising
 from noisecast.advice.advise import advise
 from noisecast.advice.batches import better_batches, with_batch_size
-from noisecast.advice.prediction import FORECAST_ERROR, Prediction
+from noisecast.advice.prediction import Prediction
 from noisecast.advice.recommendation import choice, recommended
 from noisecast.advice.search import Found, best_near, carried, carried_on, side_by_side
 from noisecast.advice.thresholds import thresholds
 from noisecast.forecasting import Outcome
 from noisecast.forecasting.forecasters import Forecasters
-from noisecast.forecasting.outcome import Asker
+from noisecast.forecasting.outcome import FORECAST_ERROR, Asker
 from noisecast.privacy.sampling import FixedSize, Shuffled
 from noisecast.problems.datasets import Dataset
 from noisecast.table import DIVERGED, EXTRAPOLATED, OK, read_table, write_table

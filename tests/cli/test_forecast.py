@@ -8,10 +8,12 @@ import pytest
 import scipy.stats
 from cli_inputs import SCENARIO
 
+from noisecast.advice.prediction import Prediction
 from noisecast.cli import main
 from noisecast.cli.accuracy import _farthest, what_may_be_chance
 from noisecast.cli.accuracy import summary as summary_of
-from noisecast.cli.forecast import NON_PRIVATE
+from noisecast.cli.forecast import NON_PRIVATE, loss_text
+from noisecast.forecasting.outcome import BAND
 from noisecast.runners import Moments
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import read_table
@@ -44,6 +46,32 @@ def test_the_table_says_what_is_forecast(folder, run):
     assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
     table = read_table(folder / "rows.parquet")
     assert set(table["runner"]) == {"moments"} and len(set(table["step"])) == 21
+
+
+IRIS = """
+num_steps = 20
+[problem]
+kind = "bundled"
+name = "iris"
+[mechanism]
+noise_multiplier = 1
+batch_size = 12
+[[optimizer]]
+name = "dp-sgd"
+learning_rate = 0.5
+"""
+
+
+def test_the_band_means_what_it_means_in_advice_and_the_caption_says_so(folder, run):
+    """It was one standard deviation here and two in `advise`."""
+    printed = run("forecast", text=IRIS)
+    (scenario,) = read_scenario_file(folder / "scenario.toml").scenarios
+    advised = Prediction.of(scenario, "kept", Moments().forecast(scenario, [20]), "loss")
+    assert advised.half_width == pytest.approx(
+        math.hypot(2 * advised.metrics["loss_std"], 0.03 * advised.metrics["loss"])
+    )
+    assert loss_text(advised.metrics["loss"], advised.half_width) in printed
+    assert BAND in printed and "19 times out of 20" in BAND and "standard deviation of one run" not in printed
 
 
 def test_the_numbers_are_the_runners(folder, run):

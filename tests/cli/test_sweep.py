@@ -10,6 +10,8 @@ import pytest
 from noisecast.cli import main
 from noisecast.cli import sweep as sweep_command
 from noisecast.cli.answer import loss_cell, summaries
+from noisecast.cli.select import PARAMETERS_ALONE
+from noisecast.privacy.accounting import epsilon_text
 from noisecast.sweeps import Store
 from noisecast.table import table_from
 
@@ -224,6 +226,33 @@ def test_a_choice_carries_both_epsilons_and_its_model(run, folder, swept):
     said = json.loads((folder / "model" / "privacy.json").read_text())
     assert said["epsilon"] == chosen["epsilon_of_procedure"]
     assert (folder / "model" / "parameters.npz").exists()
+
+
+def test_what_a_choice_writes_says_what_it_is_and_what_predicts(run, folder, swept):
+    printed = run("select", "store", "--metric", "test_loss", "--price", "compose",
+                  "--sweep", "sweep.toml", "--output", "model")  # fmt: skip
+    assert PARAMETERS_ALONE in printed and "`noisecast predict` is trained by `noisecast train`" in PARAMETERS_ALONE
+    assert "parameters alone, for programs; train with its settings" in run("predict", "model", "data.csv", status=2)
+
+
+def test_levels_ranked_together_are_told_and_a_budget_leaves_one(run, swept):
+    """Noise 1 has the easier task: chosen among both, it says nothing of what is best at noise 2."""
+    ask = ["select", "store", "--metric", "test_loss", "--price", "compose"]
+    both, levels = run(*ask, "--json"), sorted(set(Store(Path("store")).read()["epsilon"]))
+    assert both["epsilons_ranked"] == levels and len(levels) == 2
+    told = f"Ranked together: runs of ε = {epsilon_text(levels[0], 3)} to {epsilon_text(levels[1], 3)}"
+    assert told in run(*ask)
+    budget = ["--at-most-epsilon", epsilon_text(levels[0], 3)]  # as it was printed
+    one = run(*ask, *budget, "--json")
+    assert one["settings"]["noise_multiplier"] == 2.0 and one["epsilons_ranked"] == levels[:1] * 2
+    assert one["epsilon_of_procedure"] == both["epsilon_of_procedure"]  # the others were run as well
+    assert "Ranked together" not in run(*ask, *budget)
+    said = run(*ask, "--at-most-epsilon", "0.001", status=2)
+    assert (
+        said
+        == f"Expected a run of epsilon <= 0.001, got none; the least of this sweep is {epsilon_text(levels[0], 3)}."
+    )
+    assert run(*ask, "--at-most-epsilon", "0", status=2) == "Expected at_most_epsilon > 0, got 0."
 
 
 def test_a_choice_prints_no_hash_of_the_examples(run, swept):

@@ -56,6 +56,20 @@ def legend_of(table):
     return legend.get_title().get_text()
 
 
+def test_no_band_of_losses_ends_below_zero():
+    """Two seeds' 95 % interval is 12.7 standard errors long; of what may be negative it is drawn as it is."""
+    table = answer(scenarios([0.1, 0.2], [5.0]), runners=[Training()], num_seeds=2, record_at=[0, 20, 40])
+    frame = scenario_picture.data(table)
+    assert frame["low"].min() < 0 < frame["mean"].min()
+    assert lowest_of_bands(frame) == 0
+    assert lowest_of_bands(frame.assign(mean=frame["mean"] - 1)) == pytest.approx(frame["low"].min())
+
+
+def lowest_of_bands(frame):
+    panels = scenario_picture.draw(frame).axes
+    return min(path.vertices[:, 1].min() for panel in panels for band in panel.collections for path in band.get_paths())
+
+
 def test_what_diverged_has_no_end_to_be_labelled():
     table = answer(scenarios([0.1, 0.2], [5.0]), runners=[ClosedForm()], record_at=[0, 20, 40])
     table.loc[table["learning_rate"] == 0.2, "status"] = DIVERGED

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from noisecast.privacy.accounting import epsilon_text
 from noisecast.report import report_page
 
 EVIL = "<script>alert(1)</script>"
@@ -32,8 +33,20 @@ def test_the_budget_is_an_upper_bound_on_what_was_stated(model_folder):
     said = json.loads((folder / "privacy.json").read_text())
     budget = json.loads(report_page(folder).split('id="data">')[1].split("</script>")[0])["budget"]
     own = budget["epsilons"][budget["own"]]
-    assert budget["steps"][-1] == said["num_steps"] and own[-1] >= said["epsilon"] > 0.8 * own[-1]
+    assert budget["steps"][-1] == said["num_steps"] and own[-1] == said["epsilon"]
     assert own == sorted(own) and float(budget["ends"][budget["own"]]) >= own[-1]
+
+
+def test_the_budget_of_the_model_itself_is_the_headline_s(model_folder):
+    """It was the quick bound, looser than the epsilon at the head of the page."""
+    folder = model_folder()
+    said = json.loads((folder / "privacy.json").read_text())
+    page = report_page(folder)
+    budget = json.loads(page.split('id="data">')[1].split("</script>")[0])["budget"]
+    headline = epsilon_text(said["epsilon"], 3)
+    assert f"ε = {headline} at δ" in page and budget["ends"][budget["own"]] == headline
+    lasts = [curve[-1] for curve in budget["epsilons"]]
+    assert lasts == sorted(lasts, reverse=True)  # with more noise never more
 
 
 def test_an_epsilon_that_is_not_that_of_its_numbers_has_no_budget(model_folder):

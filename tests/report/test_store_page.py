@@ -37,6 +37,16 @@ def words_of(page: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
+def test_the_picture_without_javascript_says_what_it_leaves_out(text):
+    """It shows one batch size; the others need the script."""
+    still = re.search(r"<figure>.*?static-chart.*?</figure>", text, re.S)
+    assert still is not None
+    data = data_of(text)
+    one = data["problems"][0]["shapes"][data["shape"]]
+    shown = f"Shown: {data['problems'][0]['name']}, batch size {one['batch']:g}, {one['steps']:,} steps"
+    assert f"{shown}; 1 more can be chosen with JavaScript." in words_of(still[0])
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 

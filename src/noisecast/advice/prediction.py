@@ -1,6 +1,5 @@
 """What a scenario is forecast to end with, and the band around it."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,8 +8,6 @@ from noisecast.runners.moments.forecast import Forecast
 from noisecast.scenario import Scenario
 from noisecast.table import METRICS
 
-# Of the loss: of the 108 IMDB cells of docs/accuracy.md 95 % are off by less. Not where everything is clipped.
-FORECAST_ERROR = 0.03
 How = Literal["kept", "re-tuned", "re-tuned, other batches"]
 
 
@@ -36,18 +33,8 @@ class Prediction:
 
     @property
     def half_width(self) -> float:
-        """Of the band: one run is predicted to end within it, 19 times out of 20.
-
-          sqrt((2 spread)^2 + (0.03 value)^2)
-
-        spread is the forecast's standard deviation of one run (0 where it predicts none), 3 % the forecast's own
-        error: 95 % of the 108 IMDB cells of docs/accuracy.md are off by less; where everything is clipped it may be
-        more. NaN where it diverges.
-        """
-        if not math.isfinite(self.outcome.value):
-            return math.nan
-        spread = 0.0 if math.isnan(self.outcome.spread) else self.outcome.spread
-        return math.hypot(2 * spread, FORECAST_ERROR * self.outcome.value)
+        """Of the band: one run is predicted to end within it, 19 times out of 20 (`Outcome.half_width`)."""
+        return self.outcome.half_width
 
     @property
     def band(self) -> tuple[float, float]:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from noisecast.advice.prediction import FORECAST_ERROR, Prediction
+from noisecast.advice.prediction import Prediction
 from noisecast.advice.thresholds import TOO_CLOSE
-from noisecast.forecasting.outcome import Outcome
+from noisecast.forecasting.outcome import FORECAST_ERROR, Outcome
 from noisecast.table import DIVERGED, EXTRAPOLATED, OK
 
 HARDLY = 0.01  # of the value: an untrained model that is behind by less is as good

@@ -46,12 +46,12 @@ def settings_toml(recommendation: Recommendation, asked: Mapping[str, Any], *, r
             *_pairs(settings | {"runners": ["training", "moments"]}),
             *("", "[problem]", *_pairs(problem)),
             *("", "[mechanism]", *_pairs(noise)),
-            *("", "[[optimizer]]", *_pairs(_optimizer(scenario.optimizer)), ""),
+            *("", "[[optimizer]]", *_pairs(optimizer_table(scenario.optimizer)), ""),
         ]
     )
 
 
-def _optimizer(optimizer: Any) -> dict[str, Any]:
+def optimizer_table(optimizer: Any) -> dict[str, Any]:
     """Its table: the name that a person types is that of its module, and what is as ever is left out."""
     found = {"name": type(optimizer).__module__.rsplit(".", 1)[-1].replace("_", "-")}
     for field in fields(optimizer):

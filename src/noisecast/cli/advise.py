@@ -103,6 +103,7 @@ def _advise(
     json: bool,
 ) -> None:
     from noisecast.advice.advise import advise as ask
+    from noisecast.cli.train_line import print_commands, train_commands
     from noisecast.forecasting.forecasters import Forecasters
     from noisecast.scenario import warnings_of
     from noisecast.table import write_table
@@ -124,13 +125,16 @@ def _advise(
     if output is not None:
         write_table(advice.rows, output)
     written = [] if settings is None else _write_settings(advice, file, settings)
+    commands = train_commands(file, [(each.chosen.scenario, each.target_epsilon) for each in advice.recommendations])
     if json:
-        print_json(_content(advice, public) | {"output": output and str(output), "settings": [str(p) for p in written]})
+        where = {"output": output and str(output), "settings": [str(path) for path in written]}
+        print_json(_content(advice, public) | {"train_commands": commands} | where)
         return
     _show(to_reader(), advice, public, keep)
     for path in (output, settings):
         if path is not None:
             print(f"Written: {path}")
+    print_commands(commands)
 
 
 # --- What is asked ---------------------------------------------------------------------------------------------------
@@ -301,14 +305,11 @@ def _settings_table(advice: Any) -> Table:
 
 def _optimizers_table(advice: Any) -> Table:
     """Every optimizer: kept, and what is best for it, with its band."""
-    from noisecast.advice.prediction import FORECAST_ERROR
+    from noisecast.forecasting.outcome import BAND
 
     table = Table(
         title="Forecast loss of every optimizer: tuned settings kept → the best for it",
-        caption=(
-            "±: one run is predicted to end within it, 19 times out of 20 (two standard deviations of a run and "
-            f"{100 * FORECAST_ERROR:g} % for the forecast's own error). ~ extrapolated: check it by training."
-        ),
+        caption=f"{BAND} ~ extrapolated: check it by training.",
         **TABLE_STYLE,
     )
     table.add_column("ε", justify="right", no_wrap=True)

@@ -17,8 +17,9 @@ from noisecast.cli.answer import changing_rates, write
 from noisecast.cli.output import TABLE_STYLE, Json, print_json, print_whole, to_reader, warn, whole_number
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
+from noisecast.cli.train_line import print_commands, train_commands
 from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, forecast_crossing
-from noisecast.forecasting.outcome import Outcome
+from noisecast.forecasting.outcome import BAND, Outcome
 from noisecast.optimizers import CONSTANT, Optimizer, with_learning_rate
 from noisecast.printed import number
 from noisecast.privacy.accounting import epsilon_text, noise_text
@@ -116,6 +117,7 @@ def forecast(
         pairs = dict.fromkeys((each.optimizer.name, reason) for each, reason in notes)
         reasons = [{"optimizer": name, "reason": reason} for name, reason in pairs]
         content = {"forecasts": results, "reasons": reasons, "refusals": refused, "tried": tried}
+        content |= {"train_commands": _train_commands(scenario, able, results)} if best else {}
         print_json({"non_private": NON_PRIVATE, **content, **where})
         return
     console = to_reader()
@@ -124,6 +126,8 @@ def forecast(
     for path in (output, figure):
         if path is not None:
             console.print(f"Written: {path}", soft_wrap=True)
+    if best:
+        print_commands(_train_commands(scenario, able, results))
 
 
 # --- What is asked ---------------------------------------------------------------------------------------------------
@@ -225,13 +229,22 @@ def _results(scenarios: Sequence[Scenario], forecasts: Sequence[Forecast]) -> li
     return results
 
 
+def _train_commands(file: Path, scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]]) -> list[str]:
+    """One for each noise: of the optimizer with the lowest loss there, first the relied upon."""
+    ends: dict[float, list[tuple[tuple[bool, float], Scenario]]] = {}
+    for each, result in zip(scenarios, results, strict=True):
+        order = result["status"] != OK, result["non_private_metrics"]["loss"]
+        ends.setdefault(each.mechanism.noise_multiplier, []).append((order, each))
+    return train_commands(file, [(min(some, key=lambda pair: pair[0])[1], None) for some in ends.values()])
+
+
 def _shown(scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]], is_best: bool) -> Table:
     first = scenarios[0]
     levels = list(dict.fromkeys(result["noise_multiplier"] for result in results))
     is_choice = len(results) > len({(r["optimizer"], r["noise_multiplier"]) for r in results})
     caption = "Forecast: nothing was trained."
     if any("loss_std" in result["non_private_metrics"] for result in results):
-        caption += " ± is the predicted standard deviation of one run."
+        caption += f" {BAND}"
     if is_choice:
         caption += " * lowest loss of its optimizer at that noise."
     caption += f" ε at delta {first.target_delta:g}."
@@ -251,6 +264,7 @@ def _shown(scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]], is_
     for level in levels:
         for place, result in enumerate(r for r in results if r["noise_multiplier"] == level):
             metrics = result["non_private_metrics"]
+            half_width = Outcome("loss", metrics["loss"], metrics.get("loss_std", math.nan), OK).half_width
             head = (epsilon_text(result["epsilon"], 3), noise_text(level)) if place == 0 else ("", "")
             mark = " *" if is_choice and result["is_best"] else ""
             table.add_row(
@@ -258,7 +272,7 @@ def _shown(scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]], is_
                 result["optimizer"] + mark,
                 number(result["learning_rate"], 3),
                 number(result["l2_clip_norm"], 3),
-                loss_text(metrics["loss"], metrics.get("loss_std")),
+                loss_text(metrics["loss"], half_width if "loss_std" in metrics else None),
                 *(_cell(name, metrics.get(name)) for name in measured),
                 *([result["status"]] if has_status else []),
             )
@@ -266,18 +280,18 @@ def _shown(scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]], is_
     return table
 
 
-def loss_text(loss: float, spread: float | None) -> str:
-    """A loss with as many decimals as its spread deserves.
+def loss_text(loss: float, half_width: float | None) -> str:
+    """A loss with as many decimals as its band deserves.
 
     >>> loss_text(0.31416, 0.0123), loss_text(2.0, None), loss_text(float("nan"), 1.0)
     ('0.314 ±0.012', '2', '–')
     """
-    if spread is None or not math.isfinite(spread) or not math.isfinite(loss) or spread <= 0:
+    if half_width is None or not math.isfinite(half_width) or not math.isfinite(loss) or half_width <= 0:
         return number(loss, 4)
-    decimals = 1 - math.floor(math.log10(spread))
+    decimals = 1 - math.floor(math.log10(half_width))
     if not 0 <= decimals <= 5 or abs(loss) >= 1e4:
-        return f"{loss:.3g} ±{spread:.1g}"
-    return f"{loss:.{decimals}f} ±{spread:.{decimals}f}"
+        return f"{loss:.3g} ±{half_width:.1g}"
+    return f"{loss:.{decimals}f} ±{half_width:.{decimals}f}"
 
 
 def _cell(name: str, value: float | None) -> str:

@@ -1,5 +1,6 @@
 """`noisecast select`: the best settings of a sweep, and what choosing them cost."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,12 @@ from noisecast.sweeps.selection import select as select_from
 from noisecast.table import METRICS
 
 MOST_RUNNERS_UP = 5
+ONE_LEVEL = 1.05  # epsilons that differ by less are of one privacy level
+PARAMETERS_ALONE = (
+    "It is for a program of your own: the parameters alone, without what turns a file into features. A model for "
+    "`noisecast predict` is trained by `noisecast train` with these settings; that is another run, whose epsilon comes "
+    "on top."
+)
 NON_PRIVATE = "Scores are non-private: they were measured without noise, and no epsilon here covers showing them."
 SHOWN = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "expected_batch_size", "num_steps")
 HEADERS = {
@@ -52,9 +59,16 @@ def select(
     last_epochs: Annotated[
         float, Parameter(help="Score by the mean over the recorded steps of so many last epochs. 0: the last step.")
     ] = 0,
+    at_most_epsilon: Annotated[
+        float | None, Parameter(help="Choose among runs that spend no more than that each. Default: among all.")
+    ] = None,
     sweep: Annotated[Path | None, Parameter(help="With --output: the sweep file, for its data.")] = None,
     output: Annotated[
-        Path | None, Parameter(help="Folder for the chosen run's parameters and privacy statement; not for public.")
+        Path | None,
+        Parameter(
+            help="Folder for the chosen run's parameters and privacy statement, for programs: `predict` reads what "
+            "`train` writes. Not with --price public."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -70,6 +84,7 @@ def select(
         ledger=ledger,
         runner=runner,
         last_epochs=last_epochs,
+        at_most_epsilon=math.inf if at_most_epsilon is None else at_most_epsilon,
     )
     if chosen.price.only_best:
         opened.settle(chosen)
@@ -81,7 +96,7 @@ def select(
         return
     _print(chosen)
     if output is not None:
-        to_reader().print(f"\nWritten: {output} (parameters.npz, PRIVACY.txt)", soft_wrap=True)
+        to_reader().print(f"\nWritten: {output} (parameters.npz, PRIVACY.txt). {PARAMETERS_ALONE}", soft_wrap=True)
 
 
 def _check_output(sweep: Path | None, output: Path | None) -> None:
@@ -122,6 +137,7 @@ def _as_json(chosen: Selection) -> dict[str, Any]:
         "non_private_value": chosen.value,
         "non_private_standard_error": chosen.standard_error,
         "num_seeds": chosen.num_seeds,
+        "epsilons_ranked": list(chosen.epsilons),
         "price": chosen.price.name,
         "epsilon_of_run": chosen.epsilon_of_run,
         "epsilon_of_procedure": chosen.epsilon_of_procedure,
@@ -163,6 +179,8 @@ def _print(chosen: Selection) -> None:
         ("epsilon of one run", f"{epsilon_text(chosen.epsilon_of_run, 3)}   {delta}"),
         ("epsilon of the procedure", f"{epsilon_text(chosen.epsilon_of_procedure, 3)}   {delta}, {chosen.price.name}"),
     ]
+    if (sentence := _why_unequal(chosen)) is not None:
+        console.print(sentence + "\n")
     console.print(facts(rows, title="Chosen" + _seed(chosen)))
     console.print(chosen.meaning)
     if not isinstance(chosen.price, Public):
@@ -170,6 +188,16 @@ def _print(chosen: Selection) -> None:
     if len(chosen.runners_up):
         console.print()
         console.print(_cells("Runners-up", chosen.runners_up.head(MOST_RUNNERS_UP), epsilon))
+
+
+def _why_unequal(chosen: Selection) -> str | None:
+    low, high = chosen.epsilons
+    if high <= ONE_LEVEL * low:
+        return None
+    return (
+        f"Ranked together: runs of ε = {epsilon_text(low, 3)} to {epsilon_text(high, 3)}, of which those with less "
+        "noise have the easier task; --at-most-epsilon E chooses within a budget."
+    )
 
 
 def _seed(chosen: Selection) -> str:

@@ -37,6 +37,17 @@ RC: dict[Any, Any] = {
     "figure.dpi": 150,
 }
 
+
+def low_ends(means: Any, low: Any) -> np.ndarray:
+    """Lower ends of bands and bars: not below 0 where no mean is, as losses, norms and shares never are.
+
+    >>> low_ends([0.1, 0.2], [-0.3, 0.1]).tolist(), low_ends([-0.1, 0.2], [-0.3, 0.1]).tolist()
+    ([0.0, 0.1], [-0.3, 0.1])
+    """
+    least = -np.inf if (np.asarray(means, np.float64) < 0).any() else 0.0
+    return np.maximum(np.asarray(low, np.float64), least)
+
+
 # Numbers of a decade that a logarithmic axis shows, by how far it reaches (its end over its beginning, at most).
 _NUMBERED = {math.inf: (1,), 1000: (1, 3), 60: (1, 2, 5), 10: (1, 2, 3, 5), 3: tuple(range(1, 10))}
 _FEWEST = 3  # with fewer, the next finer ones

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LINES, plain_numbers
+from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LINES, low_ends, plain_numbers
 from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
 
 if TYPE_CHECKING:  # imported where one is drawn, as in `scenario_picture`
@@ -107,7 +107,7 @@ def _draw_panel(panel: Any, frame: Any, x: str) -> None:
         beyond = curve[curve["status"] == EXTRAPOLATED]
         panel.plot(beyond[x], beyond["forecast"], linestyle="none", marker="x", markersize=6, color=shade)
         panel.errorbar(
-            curve[x], curve["trained_mean"], _half(curve), linestyle="none", marker=marker, markersize=3.6, color=shade,
+            curve[x], curve["trained_mean"], _bars(curve), linestyle="none", marker=marker, markersize=3.6, color=shade,
             capsize=2, linewidth=1, label=_label(cell, cells),
         )  # fmt: skip
     panel.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16))  # below: curves go everywhere
@@ -116,6 +116,12 @@ def _draw_panel(panel: Any, frame: Any, x: str) -> None:
 def _half(frame: Any) -> Any:
     """Half a 95 % interval of each mean."""
     return stdtrit(np.maximum(frame["num_seeds"] - 1, 1), 0.975) * frame["trained_sem"]
+
+
+def _bars(frame: Any) -> Any:
+    """From each mean down and up, as Matplotlib has it."""
+    mean, half = frame["trained_mean"].to_numpy(float), np.asarray(_half(frame), np.float64)
+    return np.stack([mean - low_ends(mean, mean - half), half])
 
 
 def _label(cell: Any, cells: list) -> str:
@@ -137,7 +143,7 @@ def _frame_axes(panel: Any, frame: Any) -> None:
     # By what was trained: a forecast that leaves the range is off, and is drawn leaving it.
     means, half = frame["trained_mean"], _half(frame).fillna(0)
     is_log = means.min() > 0 and (means + half).max() > 8 * means.min()
-    values = np.ravel([means, means + half, means - half])
+    values = np.ravel([means, means + half, low_ends(means, means - half)])
     values = values[np.isfinite(values) & ((values > 0) | (not is_log))]  # a bar that ends below 0 has no end there
     if not len(values):
         return

@@ -8,7 +8,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
+from noisecast.figures._style import (
+    OPTIMIZER_COLOURS,
+    OTHER_COLOUR,
+    RC,
+    RUNNER_LABELS,
+    RUNNER_LINES,
+    low_ends,
+    plain_numbers,
+)
 
 AT_EDGE: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 8, "fillstyle": "none"}
 BESIDE = 1.02  # the same epsilon, one optimizer beside the other, lest bars hide each other
@@ -38,7 +46,8 @@ def _draw_line(panels: Any, part: Any, label: str) -> None:
         style, marker = RUNNER_LINES[runner]
         look = {"color": OPTIMIZER_COLOURS.get(optimizer, OTHER_COLOUR), "marker": marker, "markersize": 3.5}
         look |= {"linestyle": style, "linewidth": 1.2}
-        scores.errorbar(x, curve["value"], yerr=curve["high"] - curve["value"], **look)
+        value, half = curve["value"].to_numpy(float), (curve["high"] - curve["value"]).to_numpy(float)
+        scores.errorbar(x, value, yerr=np.stack([value - low_ends(value, value - half), half]), **look)
         rates.plot(x, curve["learning_rate"], **look)
         is_at_edge = curve["learning_rate_at_edge"] != ""
         rates.plot(x[is_at_edge], curve.loc[is_at_edge, "learning_rate"], color=look["color"], **AT_EDGE)

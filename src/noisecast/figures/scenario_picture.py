@@ -8,7 +8,15 @@ import pandas as pd
 from scipy.optimize import isotonic_regression
 from scipy.special import stdtrit
 
-from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LABELS, RUNNER_LINES, plain_numbers
+from noisecast.figures._style import (
+    OPTIMIZER_COLOURS,
+    OTHER_COLOUR,
+    RC,
+    RUNNER_LABELS,
+    RUNNER_LINES,
+    low_ends,
+    plain_numbers,
+)
 from noisecast.privacy.accounting import epsilon_text
 from noisecast.table import METRICS, OK
 
@@ -62,6 +70,7 @@ def draw(frame: pd.DataFrame, metric: str = "loss") -> "Figure":
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
+    frame = frame.assign(low=low_ends(frame["mean"], frame["low"]))
     levels = sorted(frame["noise_multiplier"].unique(), reverse=True)  # epsilon grows to the right
     with mpl.rc_context(RC):
         columns = min(len(levels), 3)

@@ -58,7 +58,8 @@ function logTicks(low, high) {
       if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
     }
   }
-  return found;
+  // Of a narrow range hardly one of these is in it: evenly spaced numbers are.
+  return found.length < 3 ? linearTicks(low, high, 8) : found;
 }
 
 function scaleOf(values, axis, start, end, padding) {
@@ -108,6 +109,8 @@ function render(box) {
     "aria-label": `${spec.name}. Left and right arrow keys read the values.` });
   const drawn = spec.series.map((s) => ({ ...s, points: s.points.filter((p) => spec.x.log ? p.x > 0 : true) }));
   const finite = drawn.flatMap((s) => s.points.filter((p) => p.y !== null));
+  // No bar below 0 where no value is, as losses, norms and shares never are.
+  const floor = finite.every((p) => p.y >= 0) ? 0 : -Infinity;
   if (!finite.length) {
     svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, root, "Nothing to draw: every run diverged, or was not made.");
     swap(box, had, root, null);
@@ -116,7 +119,7 @@ function render(box) {
   // A wide interval may leave the frame: the values decide what is seen.
   const values = finite.map((p) => p.y), reach = 0.5 * (Math.max(...values) - Math.min(...values)) || Infinity;
   const [least, most] = [spec.y.log ? Math.min(...values) / 1.5 : Math.min(...values) - reach, Math.max(...values) + reach];
-  const ends = finite.flatMap((p) => (p.half ? [Math.max(least, p.y - p.half), Math.min(most, p.y + p.half)] : []));
+  const ends = finite.flatMap((p) => (p.half ? [Math.max(least, floor, p.y - p.half), Math.min(most, p.y + p.half)] : []));
   const ys = [...values, ...ends].filter((y) => !spec.y.log || y > 0);
   const xs = [...new Set(drawn.flatMap((s) => s.points.map((p) => p.x)))].sort((a, b) => a - b);
   const x = scaleOf(xs, spec.x, frame.left + 8, frame.right - 8, 0.02);
@@ -127,7 +130,7 @@ function render(box) {
     svg("line", { x1: round(x(mark.x)), x2: round(x(mark.x)), y1: frame.top, y2: frame.bottom, class: "mark" }, root);
     svg("text", { x: round(x(mark.x)) + 4, y: frame.top + 10, "font-size": 12, class: "halo" }, root, mark.text);
   }
-  for (const series of drawn) drawSeries(root, series, x, y, frame, spec);
+  for (const series of drawn) drawSeries(root, series, x, y, frame, spec, floor);
   if (!isNarrow) labelEnds(root, drawn, x, y, frame);
   const cursor = svg("line", { y1: frame.top, y2: frame.bottom, class: "cursor", visibility: "hidden" }, root);
   swap(box, had, root, { xs, x, drawn, cursor, width, frame });
@@ -156,7 +159,7 @@ function drawAxes(root, spec, x, y, frame, height, isNarrow) {
   svg("text", { x: 13, y: centre, "text-anchor": "middle", "font-size": 13, transform: `rotate(-90 13 ${centre})` }, root, spec.y.label);
 }
 
-function drawSeries(root, series, x, y, frame, spec) {
+function drawSeries(root, series, x, y, frame, spec, floor) {
   const group = svg("g", { "data-series": series.name, opacity: series.faint ? 0.35 : 1 }, root);
   const there = series.points.filter((p) => p.y !== null && (!spec.y.log || p.y > 0)).sort((a, b) => a.x - b.x);
   const across = (p) => round(x(p.x) + (series.dodge || 0));
@@ -167,7 +170,7 @@ function drawSeries(root, series, x, y, frame, spec) {
   if (series.dots) for (const p of there) {
     const at = across(p);
     if (p.half) {
-      const low = spec.y.log && p.y - p.half <= 0 ? frame.bottom : y(p.y - p.half);
+      const least = Math.max(floor, p.y - p.half), low = spec.y.log && least <= 0 ? frame.bottom : y(least);
       svg("line", { x1: at, x2: at, y1: round(Math.min(low, frame.bottom)), y2: round(Math.max(y(p.y + p.half), frame.top)), stroke: series.colour, "stroke-width": 1.5 }, group);
     }
     svg("path", { d: SHAPES[series.shape || "circle"](at, round(y(p.y)), series.faint ? 2.5 : 4.5), fill: series.colour }, group);

@@ -153,8 +153,13 @@ class _Statement:
         steps = sorted({max(1, round(s)) for s in np.linspace(num_steps / POINTS, num_steps, POINTS)})
         steps = sorted({max(each_epoch, step - step % each_epoch) for step in steps} | {num_steps})
         multipliers = [factor * mechanism.noise_multiplier for factor in FACTORS]
-        curves = [epsilon_curve(mechanism.with_noise_multiplier(z), steps, delta).tolist() for z in multipliers]
-        own = FACTORS.index(1.0)
+        own, stated = FACTORS.index(1.0), float(p["epsilon"])
+        # As much noise or more, for as many steps or fewer, costs no more than what was stated.
+        most = [stated if i >= own else math.inf for i in range(len(FACTORS))]
+        curves = [
+            np.minimum(epsilon_curve(mechanism.with_noise_multiplier(z), steps, delta), largest).tolist()
+            for z, largest in zip(multipliers, most, strict=True)
+        ]
         return {
             "multipliers": multipliers,
             "texts": [f"{z:.4g}" + (" (this model)" if i == own else "") for i, z in enumerate(multipliers)],
@@ -230,11 +235,15 @@ def _budget(budget: dict[str, Any] | None, privacy: dict[str, Any]) -> Html | No
     live = scripted(
         tag("div", id="budget-controls", class_="controls"),
         tag("p", id="budget-say", class_="note live", aria_live="polite"),
-        chart("budget", "A quick upper bound (RDP) for the same batches; what training states is tighter or equal."),
+        chart(
+            "budget",
+            "Upper bounds for the same batches: at this model's noise the ε stated above, else quick ones (RDP), than "
+            "which the ε that training states is tighter or equal.",
+        ),
     )
     rows = [(f"{z:.4g}", end) for z, end in zip(budget["multipliers"], budget["ends"], strict=True)]
     columns = [("noise multiplier", ""), (f"ε after {budget['steps'][-1]:,} steps, at most", "")]
-    still = table("Upper bounds by the RDP accountant", columns, rows, cards=False)
+    still = table("Upper bounds: this model's as stated, others by the RDP accountant", columns, rows, cards=False)
     about = tag("p", "The same batches and steps with more or less noise. It says nothing of the loss: forecast that.")
     lost = tag("p", "This model's noise is known to whoever knows its seed; these are epsilons of runs without one.")
     return section(

@@ -11,11 +11,16 @@ from noisecast.report.static_chart import static_chart
 
 def explore_section(data: dict[str, Any]) -> Html:
     """The end of training against ε; `data`: of `chart_data`, with the shape that is shown first."""
-    still = static_chart(data, 0, data["shape"])
     caption = (
         "Dots are training, with 95 % intervals of the mean over seeds; a dash-dotted line is the forecast, made "
         "without training; dotted uprights are thresholds. The thin line through dots only guides the eye."
     )
+    one = data["problems"][0]["shapes"][data["shape"]]
+    shown = f"{data['problems'][0]['name']}, batch size {one['batch']:g}, {one['steps']:,} steps"
+    num_others = sum(len(problem["shapes"]) for problem in data["problems"]) - 1
+    are_hidden = f"; {num_others} more can be chosen with JavaScript" if num_others else ""
+    about = tag("figcaption", f"Shown: {shown}{are_hidden}. {caption}")
+    still = tag("figure", static_chart(data, 0, data["shape"]), about)
     live = scripted(
         tag("div", id="ends-controls", class_="controls"),
         tag("p", id="ends-say", class_="note live", aria_live="polite"),
@@ -24,7 +29,7 @@ def explore_section(data: dict[str, Any]) -> Html:
         tag("ul", id="ends-thresholds", class_="plain note", aria_live="polite"),
     )
     return section(
-        "Loss against ε", live, without_scripts(tag("figure", still, tag("figcaption", caption))), id_="explore",
+        "Loss against ε", live, without_scripts(still), id_="explore",
         non_private=True,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from noisecast.privacy.accounting import noise_text
+from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.privacy.sampling import steps_per_epoch
 from noisecast.runners import Training
 from noisecast.sweeps.ledger import Ledger
@@ -53,6 +53,12 @@ class Selection:
     meaning: str
 
     @property
+    def epsilons(self) -> tuple[float, float]:
+        """Of one run: the least and the largest among the cells that are ranked together."""
+        found = self.ranking["epsilon"].to_numpy(float)
+        return float(found.min()), float(found.max())
+
+    @property
     def runners_up(self) -> pd.DataFrame:
         """All but the best, from better to worse; empty where only the best may be told."""
         return self.ranking.iloc[1:]
@@ -76,6 +82,7 @@ def select(
     problem: str | None = None,
     runner: str = Training.name,
     last_epochs: float = 0,
+    at_most_epsilon: float = math.inf,
 ) -> Selection:
     """The cell with the best mean over seeds, and the epsilon of one run and of the procedure.
 
@@ -88,6 +95,7 @@ def select(
       ledger: all that the sweep ran (`noisecast.sweeps.ledger`); may be left out for Public.
       problem: of a sweep of several, by name.   runner: whose answers are compared.
       last_epochs: 0: the score at the last step. More: its mean over the recorded steps of so many last epochs.
+      at_most_epsilon: cells of which one run spends more are left out; what the whole sweep cost stays in the price.
     Raises: ValueError: no price, nothing to choose from, or a sweep that the price does not fit.
 
     >>> import noisecast as nc
@@ -107,7 +115,7 @@ def select(
     trained = table.loc[table["runner"] == Training.name, ["scenario", "seed"]].drop_duplicates()
     if (reason := price.why_unfit(ledger, set(trained.itertuples(index=False, name=None)))) is not None:
         raise ValueError(reason)
-    table = _of_one_problem(table, problem)
+    table = _of_one_budget(_of_one_problem(table, problem), at_most_epsilon, tells=not price.only_best)
     keys = ["scenario", "seed"] if price.only_best else ["scenario"]
     found = _ranked(_scores(table, metric, runner, last_epochs), keys, metric)
     settings = table.drop_duplicates("scenario").set_index("scenario", drop=False)
@@ -151,6 +159,18 @@ def _of_one_problem(table: pd.DataFrame, problem: str | None) -> pd.DataFrame:
     if problem is not None and problem not in names:
         raise ValueError(f"Expected a problem among {', '.join(names)}, got '{problem}'.")
     return table if problem is None else table.loc[table["problem"] == problem]
+
+
+def _of_one_budget(table: pd.DataFrame, at_most_epsilon: float, *, tells: bool) -> pd.DataFrame:
+    """Rows of runs within a budget.   tells: whether a refusal may say what the sweep ran."""
+    if not at_most_epsilon > 0:
+        raise ValueError(f"Expected at_most_epsilon > 0, got {at_most_epsilon:g}.")
+    within = table.loc[table["epsilon"] <= at_most_epsilon]
+    if len(table) and not len(within):
+        least = epsilon_text(table["epsilon"].to_numpy(float).min(), 3)
+        there = f"; the least of this sweep is {least}" if tells else ""
+        raise ValueError(f"Expected a run of epsilon <= {at_most_epsilon:g}, got none{there}.")
+    return within
 
 
 def _scores(table: pd.DataFrame, metric: str, runner: str, last_epochs: float) -> pd.DataFrame:
