@@ -13,13 +13,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from noisecast.theory.gaussian import (
-    _checked_degrees_of_freedom,
-    _column,
-    _like,
-    mean_inverse_radius,
-    student_scale_factor,
-)
+from noisecast.theory.arguments import as_column, checked_degrees_of_freedom, shaped_like
+from noisecast.theory.gaussian import mean_inverse_radius, student_scale_factor
 
 Array = Any
 
@@ -69,10 +64,10 @@ def clipping_expectations(
     >>> round(float(e.shrink_factor), 12), float(e.second_moment), float(e.clip_fraction)       # R = 5
     (0.2, 1.0, 1.0)
     """
-    nu, c2 = _checked_degrees_of_freedom(degrees_of_freedom), _checked_clip_norm(l2_clip_norm) ** 2
+    nu, c2 = checked_degrees_of_freedom(degrees_of_freedom), _checked_clip_norm(l2_clip_norm) ** 2
     if not example_noise_std >= 0:
         raise ValueError(f"Expected example_noise_std >= 0, got {example_noise_std}.")
-    g, spread = _column(gradient_norm), num_params * float(example_noise_std) ** 2
+    g, spread = as_column(gradient_norm), num_params * float(example_noise_std) ** 2
     if spread == 0 or math.isinf(nu):
         h, m2, fraction = _with_known_radius(g**2 + spread, c2)
     elif math.isinf(c2):
@@ -80,7 +75,7 @@ def clipping_expectations(
         h, m2, fraction = np.ones_like(g), g**2 + spread * variance_factor, np.zeros_like(g)
     else:
         h, m2, fraction = _with_random_radius(g, spread, nu, c2)
-    return ClippingExpectations(*(_like(x, gradient_norm) for x in (h, m2, fraction)))
+    return ClippingExpectations(*(shaped_like(x, gradient_norm) for x in (h, m2, fraction)))
 
 
 def _with_known_radius(radius_squared: np.ndarray, c2: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -130,7 +125,7 @@ def zero_gradient_clipping_expectations(
     >>> round(float(e.shrink_factor) / (1e-3 * student_scale_factor(1.0) / 10), 9)       # the paper's Phase 1
     1.0
     """
-    nu, c = _checked_degrees_of_freedom(degrees_of_freedom), _checked_clip_norm(l2_clip_norm)
+    nu, c = checked_degrees_of_freedom(degrees_of_freedom), _checked_clip_norm(l2_clip_norm)
     if math.isinf(nu) or math.isinf(c) or not example_noise_std > 0:
         law: dict[str, Any] = {"num_params": num_params, "example_noise_std": example_noise_std}
         return clipping_expectations(0.0, degrees_of_freedom=nu, l2_clip_norm=c, **law)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from noisecast.theory.arguments import as_column, checked_degrees_of_freedom, shaped_like
+
 Array = Any
 
 
@@ -26,7 +28,7 @@ def student_scale_factor(degrees_of_freedom: float) -> float:
     >>> round(student_scale_factor(1), 6), student_scale_factor(float("inf"))
     (0.797885, 1.0)
     """
-    nu = _checked_degrees_of_freedom(degrees_of_freedom)
+    nu = checked_degrees_of_freedom(degrees_of_freedom)
     if math.isinf(nu):
         return 1.0
     return float(special.poch(nu / 2, 0.5) * math.sqrt(2 / nu))  # poch keeps the digits that a ratio of Gammas loses
@@ -54,14 +56,14 @@ def normalised_gradient_factor(
     ...          - math.sqrt(2 / math.pi)) < 1e-12)     # d = 1: E sign(x) = erf(G / sqrt 2)
     True
     """
-    nu, sigma = _checked_degrees_of_freedom(degrees_of_freedom), _checked_noise(example_noise_std)
+    nu, sigma = checked_degrees_of_freedom(degrees_of_freedom), _checked_noise(example_noise_std)
     y, weights = _geometric_panels(math.acosh(math.exp(48 / (num_params + 1))))
     # u = tanh y turns (1 - u^2)^((d-1)/2) du into sech^(d+1) y dy, smooth at both ends.
     log_sech = -np.log1p(np.sinh(y) ** 2) / 2
-    log_w2u2 = 2 * np.log(np.tanh(y)) + 2 * np.log(np.maximum(_column(gradient_norm) / sigma, 1e-300))
+    log_w2u2 = 2 * np.log(np.tanh(y)) + 2 * np.log(np.maximum(as_column(gradient_norm) / sigma, 1e-300))
     log_damping = -np.exp(log_w2u2) / 2 if math.isinf(nu) else -(nu + 1) / 2 * np.log1p(np.exp(log_w2u2) / nu)
     integral = np.exp(log_damping + (num_params + 1) * log_sech) @ weights
-    return _like(math.sqrt(2 / math.pi) * student_scale_factor(nu) / sigma * integral, gradient_norm)
+    return shaped_like(math.sqrt(2 / math.pi) * student_scale_factor(nu) / sigma * integral, gradient_norm)
 
 
 def normalised_gradient_factor_as_printed(
@@ -94,8 +96,8 @@ def concentrated_normalised_gradient_factor(
     """
     sigma = _checked_noise(example_noise_std)
     spread = num_params * sigma**2
-    factor = mean_inverse_radius(_column(gradient_norm), spread, degrees_of_freedom, smallest_chi2=np.inf)
-    return _like(factor, gradient_norm)
+    factor = mean_inverse_radius(as_column(gradient_norm), spread, degrees_of_freedom, smallest_chi2=np.inf)
+    return shaped_like(factor, gradient_norm)
 
 
 def concentrated_direction_variances(
@@ -115,7 +117,7 @@ def concentrated_direction_variances(
     >>> concentrated_direction_variances(0.0, num_params=10, example_noise_std=1.0, degrees_of_freedom=math.inf)
     (0.1, 0.1)
     """
-    nu, spread = _checked_degrees_of_freedom(degrees_of_freedom), num_params * _checked_noise(example_noise_std) ** 2
+    nu, spread = checked_degrees_of_freedom(degrees_of_freedom), num_params * _checked_noise(example_noise_std) ** 2
     power = float(gradient_norm) ** 2 / spread  # S/nu of this is r^2/(1 - r^2)
 
     def mean(of_square: Callable[[np.ndarray], np.ndarray]) -> float:
@@ -140,7 +142,7 @@ def mean_inverse_radius(gradient_norm: Array, spread: float, degrees_of_freedom:
       smallest_chi2: where clipping stops; (m, 1) or (), inf for "every example".
     Returns: (m,).
     """
-    nu = _checked_degrees_of_freedom(degrees_of_freedom)
+    nu = checked_degrees_of_freedom(degrees_of_freedom)
     if math.isinf(nu):
         return np.where(np.isinf(smallest_chi2), 1 / np.sqrt(gradient_norm**2 + spread), 0.0)[:, 0]
     # With S = 2x: E[1/R] = K(nu)/sqrt(spread) E_{x ~ Gamma((nu+1)/2)}[(1 + 2 x G^2/(nu spread))^(-1/2)].
@@ -237,20 +239,6 @@ def expected_squared_erf(mean: Array, variance: Array, slope: Array) -> Array:
     """
     threshold = math.sqrt(2) * slope * mean / np.sqrt(1 + 2 * slope**2 * variance)
     return 1 - 8 * special.owens_t(threshold, 1 / np.sqrt(1 + 4 * slope**2 * variance))
-
-
-def _column(x: Array) -> np.ndarray:
-    return np.atleast_1d(np.asarray(x, dtype=float)).reshape(-1, 1)
-
-
-def _like(values: np.ndarray, original: Array) -> Array:
-    return np.reshape(values, np.shape(original))[()]
-
-
-def _checked_degrees_of_freedom(nu: float) -> float:
-    if not nu > 0:
-        raise ValueError(f"Expected degrees_of_freedom > 0, got {nu}; use math.inf for Gaussian noise.")
-    return float(nu)
 
 
 def _checked_noise(sigma: float) -> float:
