@@ -71,6 +71,10 @@ def normalised_gradient_factor_as_printed(
 ) -> float:
     """The paper's limit K(nu) / (sigma sqrt d) of `normalised_gradient_factor` (App. A, second lemma).
 
+    Args:
+      num_params, example_noise_std, degrees_of_freedom: d, sigma and nu, as `normalised_gradient_factor`.
+    Returns: () > 0 [params/loss].
+    Raises: as `normalised_gradient_factor`.
     Valid when: G^2 << d sigma^2 and d is large; its relative error is about
     (nu + 1)/nu G^2/(2 d sigma^2) + 1/(4 d). At G = 5 sigma sqrt d it is five times too large.
 
@@ -88,7 +92,7 @@ def concentrated_normalised_gradient_factor(
 
     Own derivation. Holds at every G; relative error 2.5 % at d = 10, 0.25 % at d = 100, 0.02 % at d = 1000.
 
-    Args and Returns: as `normalised_gradient_factor`.
+    Args, Returns and Raises: as `normalised_gradient_factor`.
 
     >>> round(float(concentrated_normalised_gradient_factor(
     ...     3.0, num_params=16, example_noise_std=1.0, degrees_of_freedom=math.inf)), 12)     # 1 / sqrt(9 + 16)
@@ -112,7 +116,9 @@ def concentrated_direction_variances(
     (1 - r^2)^(3/2), and by its length, times r (1 - r^2)/sqrt 2, each of variance 1/d. At G = 0 both are 1/d. Relative
     errors of some 2/d.
 
-    Args: as `normalised_gradient_factor`, one gradient norm.
+    Args: as `normalised_gradient_factor`, with one gradient_norm.
+    Returns: both; () in [0, 1], no unit.
+    Raises: as `normalised_gradient_factor`.
 
     >>> concentrated_direction_variances(0.0, num_params=10, example_noise_std=1.0, degrees_of_freedom=math.inf)
     (0.1, 0.1)
@@ -141,6 +147,9 @@ def mean_inverse_radius(gradient_norm: Array, spread: float, degrees_of_freedom:
       degrees_of_freedom: nu; > 0 or inf.
       smallest_chi2: where clipping stops; (m, 1) or (), inf for "every example".
     Returns: (m,).
+
+    >>> float(mean_inverse_radius(np.array([[3.0]]), 16.0, math.inf, np.inf)[0])       # 1/sqrt(9 + 16)
+    0.2
     """
     nu = checked_degrees_of_freedom(degrees_of_freedom)
     if math.isinf(nu):
@@ -160,6 +169,9 @@ def gamma_expectation(shape: float, upper: Array, function: Any) -> Array:
       upper: (m, 1), >= 0, inf allowed.
       function: (m, nodes) -> (m, nodes), smooth and non-negative.
     Returns: (m,), about 1e-12 relative to E[function].
+
+    >>> gamma_expectation(2.0, np.array([[np.inf]]), lambda x: x).round(9)             # the mean of Gamma(2)
+    array([2.])
     """
     mass = special.gammainc(shape, upper)
     largest = np.minimum(upper, special.gammainccinv(shape, 1e-20))
@@ -201,6 +213,10 @@ def _geometric_panels(end: float, count: int = 44, order: int = 24) -> tuple[np.
 def expected_sign(mean: Array, std: Array) -> Array:
     """E sign(X) = erf(mean / (sqrt2 std)) for X ~ N(mean, std^2); sign(mean) where std = 0. Broadcasts.
 
+    Args:
+      mean: any shape.   std: of a shape that broadcasts; >= 0.
+    Returns: of the broadcast shape; in [-1, 1].
+
     >>> expected_sign(np.array([-2.0, 0.0, 3.0]), 0.0)
     array([-1.,  0.,  1.])
     """
@@ -212,6 +228,10 @@ def expected_sign(mean: Array, std: Array) -> Array:
 def expected_erf(mean: Array, variance: Array, slope: Array) -> Array:
     """E erf(a X) = erf(a m / sqrt(1 + 2 a^2 v)), X ~ N(m, v). Broadcasts over m = mean, v = variance, a = slope.
 
+    Args:
+      mean: m; any shape.   variance: v; >= 0.   slope: a.   Of shapes that broadcast.
+    Returns: of the broadcast shape; in [-1, 1].
+
     >>> float(expected_erf(0.0, 2.0, 5.0))
     0.0
     """
@@ -220,6 +240,10 @@ def expected_erf(mean: Array, variance: Array, slope: Array) -> Array:
 
 def expected_x_erf(mean: Array, variance: Array, slope: Array) -> Array:
     """E[X erf(a X)] = m erf(a m / sqrt w) + 2 a v / sqrt(pi w) e^(-a^2 m^2 / w), w = 1 + 2 a^2 v, X ~ N(m, v).
+
+    Args:
+      mean: m; any shape.   variance: v; >= 0.   slope: a.   Of shapes that broadcast.
+    Returns: of the broadcast shape [unit of X].
 
     >>> bool(np.isclose(expected_x_erf(0.0, 1.0, 1e-6), 2e-6 / math.sqrt(math.pi)))
     True
@@ -233,6 +257,10 @@ def expected_squared_erf(mean: Array, variance: Array, slope: Array) -> Array:
     """E[erf(a X)^2] = 1 - 8 T(sqrt2 a m / sqrt(1 + 2 a^2 v), 1 / sqrt(1 + 4 a^2 v)), T Owen's function, X ~ N(m, v).
 
     From E Phi(c X)^2 = P(two equicorrelated normals below one threshold), c = sqrt2 a.
+
+    Args:
+      mean: m; any shape.   variance: v; >= 0.   slope: a.   Of shapes that broadcast.
+    Returns: of the broadcast shape; in [0, 1].
 
     >>> bool(np.isclose(expected_squared_erf(0.7, 0.0, 1.3), special.erf(0.7 * 1.3) ** 2))
     True
