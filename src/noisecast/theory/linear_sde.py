@@ -27,6 +27,7 @@ def loss_bound(time: Array, *, initial_loss: Array, decay_rate: Array, floor: Ar
     Args:
       time: t = step * learning_rate; any shape, >= 0.
       initial_loss: f0 - f*.  decay_rate, floor: of one optimizer and phase (`dp_sgd`, `dp_sign_sgd`, `dp_adam`).
+    Returns: of the shape to which all broadcast [loss].
 
     >>> loss_bound(np.array([0.0, np.inf]), initial_loss=3.0, decay_rate=1.0, floor=2.0)
     array([3., 2.])
@@ -44,9 +45,10 @@ def sgd_moments_sde(
     """x0 e^(-lambda t) and eta s^2/(2 lambda) (1 - e^(-2 lambda t)): the SDE (Thm statdistr_sgd_formal).
 
     Args:
-      time: t; broadcasts against the coordinates.
-      initial_params, hessian_diag: x0 and lambda > 0; (d,).
-    Returns: mean, variance.
+      time: t = step * learning_rate; >= 0, broadcasts against the coordinates.
+      initial_params, hessian_diag: x0 [params] and lambda > 0 [loss/params^2]; (d,).
+      gradient_noise_std: s; >= 0 [loss/params].   learning_rate: eta; > 0 [params^2/loss].
+    Returns: mean [params], variance [params^2]; of the broadcast shape of time and coordinates.
 
     >>> sgd_moments_sde(np.inf, initial_params=np.ones(1), hessian_diag=np.ones(1), gradient_noise_std=1.0,
     ...                 learning_rate=0.5)
@@ -79,6 +81,11 @@ def sgd_moments(
 def sgd_stationary_variance(*, hessian_diag: Array, gradient_noise_std: float, learning_rate: float) -> Array:
     """eta s^2/(2 lambda - eta lambda^2), exact; inf unless 0 < eta lambda < 2 (the SDE: eta s^2/(2 lambda)).
 
+    Args:
+      hessian_diag: lambda; any shape [loss/params^2].   gradient_noise_std: s; >= 0 [loss/params].
+      learning_rate: eta; > 0 [params^2/loss].
+    Returns: shape of hessian_diag [params^2].
+
     >>> sgd_stationary_variance(hessian_diag=np.array([1.0, 5.0]), gradient_noise_std=1.0, learning_rate=0.5)
     array([0.33333333,        inf])
     """
@@ -100,7 +107,10 @@ def sign_moments_linear_sde(
         Var x = x0^2 e^(-2 kappa lambda t) (e^(-eta kappa^2 lambda^2 t) - 1) + eta (1 - e^(-D t))/D.
 
     Corrects Thm statdistr_sign_formal, whose statement has lambda for lambda^2 in one exponent (its proof is right).
-    Valid when: |lambda x| << s; the variance may be negative beyond. Args and Returns: as `sgd_moments_sde`.
+
+    Args: as `sgd_moments_sde`, with s > 0 and eta [params].
+    Returns: as `sgd_moments_sde`.
+    Valid when: |lambda x| << s; the variance may be negative beyond.
 
     >>> mean, variance = sign_moments_linear_sde(np.inf, initial_params=np.ones(1), hessian_diag=np.ones(1),
     ...                                          gradient_noise_std=1.0, learning_rate=1e-6)
@@ -116,6 +126,9 @@ def sign_moments_linear_sde_as_printed(
     time: Array, *, initial_params: Array, hessian_diag: Array, gradient_noise_std: float, learning_rate: float
 ) -> tuple[Array, Array]:
     """`sign_moments_linear_sde` with e^(-eta kappa^2 lambda t) in the variance (paper, Thm statdistr_sign_formal).
+
+    Args: as `sgd_moments_sde`, with s > 0 and eta [params].
+    Returns: as `sgd_moments_sde`.
 
     >>> same = dict(initial_params=np.ones(1), hessian_diag=np.ones(1), gradient_noise_std=1.0, learning_rate=0.1)
     >>> sign_moments_linear_sde_as_printed(1.0, **same) == sign_moments_linear_sde(1.0, **same)     # lambda = 1
@@ -139,8 +152,10 @@ def sign_second_moment_linear(
 
     Own derivation; stationary eta/(2 kappa lambda), kappa = sqrt(2/pi)/s; x0^2 + k eta^2 at lambda = 0.
 
-    Args: as `sgd_moments`, with s > 0.   Valid when: |lambda x| << s.
+    Args: as `sgd_moments`, with s > 0 and eta [params].
+    Returns: of the broadcast shape of steps and coordinates [params^2].
     Raises: ValueError for s <= 0, where nothing linear is left.
+    Valid when: |lambda x| << s.
 
     >>> sign_second_moment_linear(1, initial_params=np.zeros(1), hessian_diag=np.ones(1), gradient_noise_std=1.0,
     ...                           learning_rate=0.5)
@@ -176,8 +191,11 @@ def sign_moments_closure(
 
     Args:
       num_steps: k; >= 0.
-      initial_params, hessian_diag: (d,).   gradient_noise_std: s; >= 0, where 0 is the limit, E sign(x).
+      initial_params, hessian_diag: x0 [params] and lambda [loss/params^2]; (d,).
+      gradient_noise_std: s; () or (d,), >= 0, where 0 is the limit, E sign(x) [loss/params].
+      learning_rate: eta; > 0 [params].
     Returns: mean and second moment, (k + 1, d) each.
+    Raises: ValueError for s < 0.
 
     >>> mean, second = sign_moments_closure(1, initial_params=np.zeros(1), hessian_diag=np.ones(1),
     ...                                     gradient_noise_std=1.0, learning_rate=0.5)
@@ -214,8 +232,9 @@ def sign_moments_erf_sde(
 
     Args:
       time: t; () >= 0, finite.  num_intervals: steps of the integrator; >= 1.
-      initial_params, hessian_diag: (d,).   gradient_noise_std: s; >= 0.
+      initial_params, hessian_diag, gradient_noise_std, learning_rate: as `sign_moments_closure`.
     Returns: mean, second moment; (d,) each.
+    Raises: ValueError for time, num_intervals or s out of range.
 
     >>> mean, second = sign_moments_erf_sde(1e-3, initial_params=np.zeros(1), hessian_diag=np.ones(1),
     ...                                     gradient_noise_std=1.0, learning_rate=0.1, num_intervals=10)
@@ -251,6 +270,11 @@ def sign_stationary_second_moment(*, hessian_diag: Array, gradient_noise_std: Ar
     Own derivation. -> sqrt(pi/2) eta s/(2 lambda) for small eta lambda/s, pi eta^2/8 for large, where the truth of one
     coordinate is eta^2/3 on average over starts; inf where lambda <= 0.
 
+    Args:
+      hessian_diag: lambda; any shape [loss/params^2].   gradient_noise_std: s; >= 0, broadcasts [loss/params].
+      learning_rate: eta; > 0 [params].
+    Returns: of the broadcast shape [params^2].
+
     >>> float(sign_stationary_second_moment(hessian_diag=1.0, gradient_noise_std=0.0, learning_rate=4.0) / math.pi)
     2.0
     """
@@ -268,8 +292,8 @@ def sign_covariance(gradient_mean: Array, gradient_covariance: Array) -> np.ndar
     first order in rho_ij.
 
     Args:
-      gradient_mean: (d,).  gradient_covariance: V; (d, d), positive diagonal.
-    Returns: (d, d).
+      gradient_mean: m; (d,) [loss/params].   gradient_covariance: V; (d, d), positive diagonal.
+    Returns: (d, d), no unit.
 
     >>> sign_covariance(np.zeros(2), np.array([[1.0, 1.0], [1.0, 1.0]])).round(12)
     array([[1., 1.],
@@ -291,6 +315,11 @@ def sign_closure_step(
 
     g = H x + s Z is Gaussian with V = H Sigma H + s^2 I, and by Stein's lemma Cov(x, sign g_i) = k_i Sigma H e_i with
     k_i = sqrt(2/(pi V_ii)) e^(-m_i^2/(2 V_ii)). Own derivation; `sign_covariance` supplies the rest.
+
+    Args:
+      mean, covariance: m (d,) [params] and Sigma (d, d) [params^2].   hessian: H, symmetric; (d, d) [loss/params^2].
+      gradient_noise_std: s; > 0 [loss/params].   learning_rate: eta; > 0 [params].
+    Returns: m' and Sigma'.
 
     >>> m, c = sign_closure_step(np.zeros(1), np.zeros((1, 1)), hessian=np.eye(1), gradient_noise_std=1.0,
     ...                          learning_rate=0.5)
@@ -323,7 +352,8 @@ def sign_lattice_law(
 
     Args:
       num_steps: k; -1 for the stationary law (detailed balance, averaged over even and odd steps).
-      initial_param: x0.  gradient: f', vectorised.  half_width: points on either side.
+      initial_param: x0 [params].   gradient: f', vectorised [loss/params].   gradient_noise_std: s; > 0 [loss/params].
+      learning_rate: eta, the lattice's spacing; > 0 [params].   half_width: points on either side; >= 1.
     Returns: points, probabilities; (2 half_width + 1,) each.
 
     >>> points, law = sign_lattice_law(1, initial_param=0.0, gradient=lambda x: x, gradient_noise_std=1.0,

@@ -38,7 +38,8 @@ def local_quadratic_loss(
       signal_eigenvalues: lambda_i; (m,), any sign [loss/params^2].
       signal_squared_gradients: g_i^2, squared components of grad f(x0) in the eigenbasis; (m,) [loss^2/params^2].
       noise_eigenvalues, noise_multiplicities: lambda_j and n_j, the spectrum of H with sum n = d; (p,).
-      shrink_factor: h.  learning_rate: eta_e, effective.  noise_penalty: phi.  gradient_noise_std: s.
+      shrink_factor: h; in [0, 1].   learning_rate: eta_e, effective; >= 0 [params^2/loss].   noise_penalty: phi; > 0.
+      gradient_noise_std: s, of the private mean gradient per coordinate; >= 0 [loss/params].
     Returns: shape of num_steps [loss]; inf where it diverges, -inf where f has no minimum.
 
     >>> float(local_quadratic_loss(10**6, initial_loss=0.5, signal_eigenvalues=[1.0], signal_squared_gradients=[1.0],
@@ -77,6 +78,9 @@ def local_quadratic_gradient_norm_squared(
 ) -> Array:
     """E||grad f||^2 after k steps, sum_i g_i^2 r_i^(2k) + sum_j n_j lambda_j^2 v_j; see `local_quadratic_loss`.
 
+    Args: as `local_quadratic_loss`.
+    Returns: shape of num_steps [loss^2/params^2]; inf where it overflows.
+
     >>> float(local_quadratic_gradient_norm_squared(0, signal_eigenvalues=[1.0], signal_squared_gradients=[3.0],
     ...     noise_eigenvalues=[1.0], noise_multiplicities=[4], shrink_factor=1.0, learning_rate=1e-3,
     ...     noise_penalty=1.0, gradient_noise_std=2.0))
@@ -108,6 +112,9 @@ def local_quadratic_curvature_loss(
 
     sum_i g_i^2 |lambda_i| a_i^2/2 + sum_j n_j |lambda_j| v_j/2. Where the loss is not itself quadratic, its third order
     is small only while this is a small part of f0.
+
+    Args: as `local_quadratic_loss`.
+    Returns: shape of num_steps [loss], >= 0; inf where it overflows.
 
     >>> float(local_quadratic_curvature_loss(1, signal_eigenvalues=[1.0], signal_squared_gradients=[4.0],
     ...     noise_eigenvalues=[1.0], noise_multiplicities=[1], shrink_factor=1.0, learning_rate=0.5,
@@ -146,7 +153,15 @@ def _log_abs(x: np.ndarray) -> np.ndarray:
 
 
 def sum_of_squared_powers(num_steps: Array, x: np.ndarray) -> np.ndarray:
-    """sum_{l<k} (1 - x)^(2l) = (1 - r^(2k))/(1 - r^2), k where |r| = 1."""
+    """sum_{l<k} (1 - x)^(2l) = (1 - r^(2k))/(1 - r^2), k where |r| = 1.
+
+    Args:
+      num_steps: k; any shape, >= 0.   x: (m,), or of a shape to whose last axis that of num_steps broadcasts.
+    Returns: of the shape of num_steps with one axis more, broadcast against x.
+
+    >>> sum_of_squared_powers(2, np.array([0.0, 0.5, 2.0]))
+    array([2.  , 1.25, 2.  ])
+    """
     log_r2 = 2 * _log_abs(x)
     k = np.asarray(num_steps, dtype=float)[..., None]
     still = log_r2 == 0
