@@ -27,11 +27,11 @@ from noisecast.privacy.worst_case import WorstCase
 class PrivacySpent:
     """What one run released. Tuning, repeats and whatever else touched the data are not in it.
 
-    epsilon: the smallest proven upper bound, inf when there is none.   target_delta: the delta it holds at.
-    accountant: whose number it is.   adjacency: which neighbours.   details: every accountant's epsilon, or why it has
-    none.
-    nominal_epsilon: the paper's formula, not a guarantee; None where undefined.   note: what the reader must know, or
-    None.
+    Args:
+      epsilon: the smallest proven upper bound, inf when there is none.   target_delta: the delta it holds at.
+      accountant: whose number it is.   adjacency: which neighbours.
+      nominal_epsilon: the paper's formula, not a guarantee; None where undefined.
+      details: every accountant's epsilon, or why it has none.   note: what the reader must know, or None.
     """
 
     epsilon: float
@@ -57,6 +57,7 @@ def epsilon_spent(
       num_steps: T >= 0.
       target_delta: 0 < delta < 1.
       time_limit_s: PLD starts no grid that would end later than this [s].
+    Returns: PrivacySpent.
     Raises: ValueError when num_steps or target_delta is out of range.
 
     >>> from noisecast.privacy.sampling import Poisson
@@ -123,6 +124,18 @@ def epsilon_curve(mechanism: SampledGaussian, steps: ArrayLike, target_delta: fl
 def epsilons_by_rdp(
     mechanism: SampledGaussian, counts: NDArray, target_delta: float, ladder: Sequence[tuple] = ORDERS
 ) -> NDArray:
+    """Epsilon after each number of steps, by Renyi divergences or, without sampling, exactly.
+
+    Args:
+      mechanism: what every step releases.   counts: (k,) integers >= 0.   target_delta: 0 < delta < 1.
+      ladder: orders > 1, ascending, as `smallest_epsilons` takes them.
+    Returns: (k,) epsilon >= 0; inf without noise.
+
+    >>> from noisecast.privacy.sampling import Poisson
+    >>> mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
+    >>> epsilons_by_rdp(mechanism, np.array([0, 390]), 1e-5).round(2).tolist()
+    [0.0, 0.84]
+    """
     z, sampler, adjacency = mechanism.noise_multiplier, mechanism.sampler, mechanism.adjacency
     each = [WorstCase.of(sampler, z, adjacency, int(count)) for count in counts]
     if z == 0:
@@ -145,6 +158,10 @@ def epsilons_by_rdp(
 def epsilon_text(epsilon: float, digits: int = 4) -> str:
     """Rounded up, to the private side: a shown epsilon is never below the proven one.
 
+    Args:
+      epsilon: >= 0, inf allowed.   digits: significant ones; >= 1.
+    Returns: the text; the number in it is at least epsilon.
+
     >>> epsilon_text(2.78901), epsilon_text(0.99996), epsilon_text(3651.2), epsilon_text(0.0), epsilon_text(math.inf)
     ('2.79', '1', '3652', '0', 'inf')
     """
@@ -153,6 +170,10 @@ def epsilon_text(epsilon: float, digits: int = 4) -> str:
 
 def noise_text(noise_multiplier: float, digits: int = 4) -> str:
     """Rounded up as well, so that the epsilon beside it holds at the noise as it is written.
+
+    Args:
+      noise_multiplier: z >= 0.   digits: significant ones; >= 1.
+    Returns: the text; the number in it is at least z.
 
     >>> noise_text(0.61411), noise_text(2.02), noise_text(0.8332, 3)
     ('0.6142', '2.02', '0.834')
@@ -178,6 +199,8 @@ def nominal_epsilon(
 
     Args:
       noise_multiplier: z > 0.   sampling_probability: 0 < q <= 1.   num_steps: T >= 0.   target_delta: 0 < delta < 1.
+    Returns: () >= 0.
+    Raises: ValueError when a number is out of range.
 
     >>> setting = {"sampling_probability": 64 / 25_000, "num_steps": 39_000, "target_delta": 1e-5}
     >>> round(nominal_epsilon(noise_multiplier=1.0, **setting), 3)
@@ -198,6 +221,11 @@ def nominal_epsilon(
 def warnings_for(mechanism: SampledGaussian, *, target_delta: float) -> list[str]:
     """Sentences that belong beside the epsilon: a delta too large for the data, a sampler that earns no amplification.
 
+    Args:
+      mechanism: what every step releases.   target_delta: 0 < delta < 1.
+    Returns: the sentences; none where all is well.
+    Raises: ValueError for a delta out of range.
+
     >>> from noisecast.privacy.sampling import Poisson
     >>> mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, 25_000))
     >>> warnings_for(mechanism, target_delta=1e-5)
@@ -217,5 +245,13 @@ def warnings_for(mechanism: SampledGaussian, *, target_delta: float) -> list[str
 
 
 def check_delta(target_delta: float) -> None:
+    """Whether this is a delta.
+
+    Args:
+      target_delta: in (0, 1).
+    Raises: ValueError otherwise.
+
+    >>> check_delta(1e-5)
+    """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")

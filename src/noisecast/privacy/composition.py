@@ -23,7 +23,20 @@ MAX_STEP_LOSSES, MAX_TOTAL_LOSSES = 1_000_000, 8_000_000  # most grid points of 
 def smaller_bound(
     parts: Sequence[WorstCase], target_delta: float, deadline: float
 ) -> tuple[float, str, dict[str, float | str], str | None]:
-    """The smaller of the PLD and the RDP bound on all parts together: epsilon, accountant, details, note."""
+    """The smaller of the PLD and the RDP bound on all parts together.
+
+    Args:
+      parts: independent of each other, all with noise and at least one sampled; one or more.
+      target_delta: 0 < delta < 1.   deadline: `time.monotonic` at which no further PLD grid is begun [s].
+    Returns: epsilon, inf if neither bound is finite; whose number it is; each accountant's epsilon, or why it has none;
+      a note for the reader, or None.
+
+    >>> from noisecast.privacy.mechanism import Adjacency
+    >>> part = WorstCase(1.0, 0.01, Adjacency.ADD_OR_REMOVE_ONE, False, 100)
+    >>> epsilon, accountant, details, note = smaller_bound([part], 1e-5, time.monotonic() + 30)
+    >>> accountant, epsilon < details["RDP"], note
+    ('PLD', True, None)
+    """
     rdp = rdp_epsilon(parts, target_delta)
     pld = _pld_epsilon(parts, target_delta, rdp, deadline)
     details: dict[str, float | str] = {RDP: rdp, PLD: pld.epsilon if pld.epsilon < math.inf else str(pld.why)}
@@ -37,6 +50,7 @@ def smaller_bound(
 
 
 def zero_note(epsilon: float) -> str | None:
+    """What must be said of an epsilon of 0; None of any other."""
     return None if epsilon > 0 else "Epsilon is 0: the whole run is indistinguishable up to delta itself."
 
 
@@ -49,7 +63,16 @@ class _PldAnswer:
 
 
 def rdp_epsilon(parts: Sequence[WorstCase], target_delta: float) -> float:
-    """Epsilon of all parts together by Renyi differential privacy."""
+    """Epsilon of all parts together by Renyi differential privacy.
+
+    Args:
+      parts: independent of each other, with noise; one or more.   target_delta: 0 < delta < 1.
+    Returns: () >= 0, an upper bound.
+
+    >>> from noisecast.privacy.mechanism import Adjacency
+    >>> round(rdp_epsilon([WorstCase(1.0, 0.01, Adjacency.ADD_OR_REMOVE_ONE, False, 100)], 1e-5), 3)
+    1.214
+    """
     return float(smallest_epsilons([part.pair for part in parts], [[part.count for part in parts]], target_delta)[0])
 
 
@@ -89,6 +112,10 @@ def self_composed(pld: Any, count: int) -> Any:
 
     dp_accounting works out size^count, a number of up to a million digits, to see whether sparse losses stay few. More
     than ten times two or more of them do not, and what it does then is this.
+
+    Args:
+      pld: of one step, a `PrivacyLossDistribution`.   count: >= 1.
+    Returns: the loss distribution of `count` independent steps.
     """
     each = [pld._pmf_remove] if pld._symmetric else [pld._pmf_remove, pld._pmf_add]
     if count > 10 and all(pmf.size > 1 for pmf in each):

@@ -75,6 +75,7 @@ def composed_epsilon(
         sampled (Smith and Thakurta 2022). Privacy loss distributions need a fixed plan. So does the best of several
         bounds, for whoever chooses runs chooses the bound with them, unless each has its share of delta (a union
         bound): eight tenths the settled order, a tenth the Gaussian mechanism, a tenth fourteen other orders.
+    Returns: PrivacySpent.
     Raises: ValueError for runs whose guarantees speak of different neighbours, or that share batches of two samplers,
       or an order out of range.
 
@@ -116,6 +117,7 @@ def settled_order(mechanism: SampledGaussian, *, epsilon: float, delta: float) -
 
     Args:
       mechanism: of the first run.   epsilon, delta: the budget, as it was set before; 0 < epsilon < inf, 0 < delta < 1.
+    Returns: one of `ALL_ORDERS`; 2 without noise, where no order helps.
     Raises: ValueError: out of range.
 
     >>> from noisecast.privacy.sampling import Poisson
@@ -291,6 +293,7 @@ def repeat_select_epsilon(cells: Sequence[Cell], *, trials: TrialDistribution, t
       cells: all that a trial may draw, with (mechanism, num_steps) of each; at least one.
       trials: the law that the number of trials was really drawn from.
       target_delta: 0 < delta < 1.
+    Returns: PrivacySpent.
     Raises: ValueError for cells whose guarantees speak of different neighbours.
 
     Valid when: trials are independent (batches too), each draws its cell without looking at the data, and the best is

@@ -32,7 +32,17 @@ from noisecast.privacy.sampling import Sampler
 
 @dataclass(frozen=True)
 class WorstCase:
-    """`count` steps of one worst case: a record enters with `probability`, noise is z times its bound C."""
+    """`count` steps of one worst case: a record enters with `probability`, noise is z times its bound C.
+
+    Args:
+      noise_multiplier: z >= 0.   probability: q; 0 < q <= 1.   adjacency: which neighbours.
+      fixed_size: whether batches have a fixed size.   count: of steps; >= 0.
+
+    >>> from noisecast.privacy.sampling import Poisson
+    >>> case = WorstCase.of(Poisson(0.01, 64), 1.0, Adjacency.ADD_OR_REMOVE_ONE, 100)
+    >>> case.probability, case.count, case.shift
+    (0.01, 100, 1.0)
+    """
 
     noise_multiplier: float
     probability: float
@@ -42,7 +52,13 @@ class WorstCase:
 
     @classmethod
     def of(cls, sampler: Sampler, z: float, adjacency: Adjacency, num_steps: int) -> WorstCase:
-        """Read from the event, so that an event nobody has thought through is refused rather than guessed at."""
+        """Read from the event, so that an event nobody has thought through is refused rather than guessed at.
+
+        Args:
+          sampler: how batches are drawn.   z: noise multiplier; >= 0.   adjacency: which neighbours.   num_steps: >= 0.
+        Returns: WorstCase; of Shuffled and Stream with the count in which a record is really used.
+        Raises: ValueError for an event without a known worst case.
+        """
         import dp_accounting as dp
 
         match sampler.dp_event(z, num_steps):
@@ -73,11 +89,17 @@ class WorstCase:
     @property
     def pair(self) -> SampledPair:
         # A record that is surely in the batch moves the sum by its shift and no more: one Gaussian.
+        """One step as Renyi divergences are computed of it."""
         is_replaced = self.adjacency == Adjacency.REPLACE_ONE and self.probability < 1
         return SampledPair(self.probability, self.noise_multiplier / self.shift, is_replaced)
 
     def exact_epsilon(self, target_delta: float) -> float:
-        """Epsilon of `count` unsampled steps: one Gaussian with z / (shift sqrt(count)) (Balle and Wang, 2018)."""
+        """Epsilon of `count` unsampled steps: one Gaussian with z / (shift sqrt(count)) (Balle and Wang, 2018).
+
+        Args:
+          target_delta: 0 < delta < 1.
+        Returns: () >= 0, rounded to the private side.
+        """
         from dp_accounting import get_epsilon_gaussian
 
         z = self.noise_multiplier / self.shift / math.sqrt(self.count)
@@ -95,7 +117,12 @@ class WorstCase:
         return float(np.logaddexp(math.log1p(-self.probability), math.log(self.probability) + unsampled))
 
     def pld(self, interval: float) -> Any:
-        """One step's privacy loss distribution on a grid, rounded to the private side (connect the dots)."""
+        """One step's privacy loss distribution on a grid, rounded to the private side (connect the dots).
+
+        Args:
+          interval: of the grid; > 0.
+        Returns: a `PrivacyLossDistribution` of dp_accounting.
+        """
         from dp_accounting import NeighboringRelation
         from dp_accounting.pld import privacy_loss_distribution as pld
 
