@@ -72,6 +72,13 @@ def account_of(dataset: str) -> str:
 
 
 class Row(NamedTuple):
+    """One line of the file, as it was read.
+
+    Args:
+      number: from 1, through the whole file.   kind: "budget" or "spend".   dataset: its name.
+      content: what was entered, as JSON.   hash: of this entry and all before it.
+    """
+
     number: int
     kind: str
     dataset: str
@@ -80,9 +87,11 @@ class Row(NamedTuple):
 
     @property
     def account(self) -> str:
+        """The data set's name, however its letters were composed."""
         return account_of(self.dataset)
 
     def entry(self) -> Entry:
+        """The run that it says was paid for. Raises: ValueError where it does not read as one."""
         try:
             data = json.loads(self.content)
             mechanism = SampledGaussian.from_data(data.pop("mechanism"))
@@ -97,6 +106,7 @@ class Row(NamedTuple):
         return found
 
     def budget(self) -> BudgetEntry:
+        """The budget that it says was set. Raises: ValueError where it does not read as one."""
         try:
             data = json.loads(self.content)
             found = BudgetEntry(self.number, Budget(float(data["epsilon"]), float(data["delta"])), data["when"])
@@ -110,6 +120,7 @@ class Row(NamedTuple):
 
 
 def read_rows(connection: sqlite3.Connection) -> list[Row]:
+    """Every entry, in order. Raises: ValueError where one is not text."""
     query = "SELECT number, kind, dataset, content, hash FROM entries ORDER BY number"
     rows = [Row(*row) for row in connection.execute(query)]
     for row in rows:
@@ -131,6 +142,12 @@ def damage_of(rows: Sequence[Row]) -> str | None:
 
 
 def append(connection: sqlite3.Connection, rows: Sequence[Row], kind: str, dataset: str, content: Any) -> int:
+    """Write one entry behind all others.
+
+    Args:
+      connection: in a transaction.   rows: all that are there.   kind, dataset: as of `Row`.   content: for JSON.
+    Returns: the entry's number.
+    """
     text, dataset = json.dumps(content, sort_keys=True, allow_nan=False), account_of(dataset)
     number, before = len(rows) + 1, rows[-1].hash if rows else NO_ENTRY
     row = Row(number, kind, dataset, text, _hash(before, number, kind, dataset, text))

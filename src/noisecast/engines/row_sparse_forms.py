@@ -76,7 +76,12 @@ _LIKELIHOODS = {
 
 
 def form_of(problem: Any) -> Form | str:
-    """Its form, or the sentence that says why it has none."""
+    """Its form, or the sentence that says why it has none.
+
+    Args:
+      problem: any of `noisecast.problems`.
+    Returns: Form or str.
+    """
     if isinstance(problem, MatrixFactorization):
         return Form(
             columns=problem.dim,
@@ -102,6 +107,7 @@ def form_of(problem: Any) -> Form | str:
 
 
 def ratings_of(pairs: RatedPairs, problem: MatrixFactorization) -> _factor_kernels.Ratings:
+    """The rated pairs as the kernels take them."""
     slack, vanished = squared_norm_slack(problem.dim)
     users, items, labels = (np.asarray(array) for array in (pairs.users, pairs.items, pairs.labels))
     return _factor_kernels.Ratings(users, items, labels, np.float32(2 * problem.error_weight), slack, vanished)

@@ -18,6 +18,14 @@ FIRST_OF_FOUR, SECOND_OF_FOUR = np.array([1, 0, 0, 0], np.uint32), np.array([0, 
 
 
 def lanes_of(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repeat: int) -> _kernels.Lanes:
+    """What the kernels must know of each lane: a column of one run.
+
+    Args:
+      scenarios: of one block, side by side.   columns: parameters that a row holds of one run.
+      root, repeat: where their noise comes from.
+    Returns: Lanes of len(scenarios) * columns.
+    """
+
     def each(values) -> np.ndarray:
         return aligned(np.repeat(np.asarray(list(values), np.float32), columns))
 
@@ -35,13 +43,23 @@ def lanes_of(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repe
 
 
 def one_lane(scenario: Scenario, cipher: np.ndarray | None, root: RandomRoot, repeat: int) -> tuple:
-    """Lanes and scratch of which the noise of a run's numbers is drawn, as if each were a row of one lane."""
+    """Lanes and scratch of which the noise of a run's numbers is drawn, as if each were a row of one lane.
+
+    Args:
+      scenario: of the run that is alone in its block.   cipher: `cipher_states` of its lanes, or None.
+      root, repeat: as `lanes_of`.
+    """
     lanes = lanes_of([scenario], 1, root, repeat)
     return lanes, scratch_of(1, lanes.lane, 1, None if cipher is None else cipher[:, :1])
 
 
 def generator_keys(keys: Sequence[bytes], columns: int) -> np.ndarray:
-    """Keys of the fast generator as its kernels take them, each `columns` times."""
+    """Keys of the fast generator as its kernels take them, each `columns` times.
+
+    Args:
+      keys: one a run; 32 bytes each.   columns: lanes of a run.
+    Returns: uint32, (4, lanes) for Threefry or round keys in vectors for AES.
+    """
     if not AES:
         return np.repeat(np.stack([key_words(key)[:4] for key in keys], axis=1), columns, axis=1)
     of_key = round_keys(keys).reshape(ROUNDS + 1, len(keys), 4)
@@ -53,6 +71,10 @@ def generator_keys(keys: Sequence[bytes], columns: int) -> np.ndarray:
 def in_vectors(lanes: int) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of lanes, and of blocks, as AES takes them: fewer than 16 lanes fill a vector with several blocks each.
 
+    Args:
+      lanes: >= 1.
+    Returns: the lane and the block of each place of a vector; (max(lanes, 16),) each.
+
     >>> in_vectors(6)[0].tolist(), in_vectors(6)[1].tolist()
     ([0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3], [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2])
     """
@@ -63,7 +85,12 @@ def in_vectors(lanes: int) -> tuple[np.ndarray, np.ndarray]:
 def cipher_states(
     scenarios: Sequence[Scenario], lanes: _kernels.Lanes, root: RandomRoot, repeat: int
 ) -> np.ndarray | None:
-    """The cipher's state for each lane, (16, lanes); None where nobody asked for it."""
+    """The cipher's state for each lane; None where nobody asked for it.
+
+    Args:
+      scenarios, root, repeat: as `lanes_of`.   lanes: of them.
+    Returns: (16, lanes) uint32, or None.
+    """
     if not root.secure_noise:
         return None
     keys = np.stack([key_words(noise_key(scenario, root=root, repeat=repeat)) for scenario in scenarios])
@@ -73,6 +100,13 @@ def cipher_states(
 
 
 def scratch_of(rows: int, lane: np.ndarray, width: int, cipher: np.ndarray | None = None) -> _kernels.Scratch:
+    """What the kernels write to and forget: made once, for a block.
+
+    Args:
+      rows: of the table of weights.   lane: each lane's number; (lanes,) uint32.   width: examples of the widest batch.
+      cipher: `cipher_states`, or None.
+    Returns: Scratch, as of no step yet.
+    """
     lanes = len(lane)
     tile = tile_of(lanes)
     states = None if cipher is None else aligned(np.tile(cipher, tile // WORDS))

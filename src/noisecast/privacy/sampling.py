@@ -92,6 +92,15 @@ class _Usual:
         return {Adjacency.ADD_OR_REMOVE_ONE: "adding or removing", Adjacency.REPLACE_ONE: "replacing"}[adjacency]
 
 
+class _ZeroedOut(_Usual):
+    """A record is left out by zeroing its contribution: without its place, others would move to other batches."""
+
+    def neighbours(self, adjacency: Adjacency) -> str:
+        if adjacency == Adjacency.ADD_OR_REMOVE_ONE:
+            return "zeroing out the contribution of"
+        return super().neighbours(adjacency)
+
+
 @dataclass(frozen=True)
 class Poisson(_Usual):
     """Every record enters every batch independently with probability q.
@@ -291,7 +300,7 @@ class FixedSize(_DeclaredSizes):
 
 
 @dataclass(frozen=True)
-class Shuffled(_DeclaredSizes):
+class Shuffled(_ZeroedOut, _DeclaredSizes):
     """A new permutation every epoch, cut into batches of batch_size, the remainder dropped (as in the paper's runs).
 
     Accounted without amplification by sampling: a record is used at most once an epoch, so T steps are at most
@@ -344,12 +353,6 @@ class Shuffled(_DeclaredSizes):
     def why_unsupported(self, adjacency: Adjacency) -> str | None:
         return None
 
-    def neighbours(self, adjacency: Adjacency) -> str:
-        """A record is left out by zeroing its contribution: without its place, others would move to other batches."""
-        if adjacency == Adjacency.ADD_OR_REMOVE_ONE:
-            return "zeroing out the contribution of"
-        return super().neighbours(adjacency)
-
     def statement(self) -> str:
         return (
             "Batches are shuffled, not Poisson-sampled: the guarantee counts each record once an epoch, without "
@@ -358,7 +361,7 @@ class Shuffled(_DeclaredSizes):
 
 
 @dataclass(frozen=True)
-class Stream(_Usual):
+class Stream(_ZeroedOut):
     """Every step sees batch_size fresh examples of a population, so that no record is ever used twice.
 
     One record meets one Gaussian mechanism, whatever the number of steps. Under add/remove in the zero-out sense.
@@ -401,12 +404,6 @@ class Stream(_Usual):
 
     def why_unsupported(self, adjacency: Adjacency) -> str | None:
         return None
-
-    def neighbours(self, adjacency: Adjacency) -> str:
-        """A record is left out by zeroing its contribution: without its place, others would move to other batches."""
-        if adjacency == Adjacency.ADD_OR_REMOVE_ONE:
-            return "zeroing out the contribution of"
-        return super().neighbours(adjacency)
 
     def statement(self) -> str:
         return "Every step uses fresh examples, each at most once, and the guarantee holds for such one-pass data only."

@@ -7,6 +7,7 @@
 - `linear_sde`: moments on quadratics, exact or closed.
 - `local_quadratic`: the loss of every optimizer on the quadratic that osculates f, in closed form.
 - `optimal`: which optimizer at which noise, and with which learning rate.
+- `closures` and the moments that rest on it: whole runs without dice, behind the forecast.
 
 The optimizers share their names for an equation, so use them as `dp_sgd.decay_rate`. A name ending in `_as_printed`
 is the paper's own text where that drops constants or errs; the plain name is the corrected form. The paper is

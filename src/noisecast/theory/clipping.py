@@ -28,8 +28,8 @@ class ClippingExpectations:
       second_moment: m2 = E||clip(g_i)||^2 [loss^2/params^2]; inf if nothing bounds it.
       clip_fraction: P(||g_i|| > C); in [0, 1].
 
-    >>> clipping_expectations(0.5, num_params=1, example_noise_std=0.0, degrees_of_freedom=math.inf, l2_clip_norm=1.0)
-    ClippingExpectations(shrink_factor=np.float64(1.0), second_moment=np.float64(0.25), clip_fraction=np.float64(0.0))
+    >>> ClippingExpectations(shrink_factor=1.0, second_moment=0.25, clip_fraction=0.0)     # G = 1/2, and no noise
+    ClippingExpectations(shrink_factor=1.0, second_moment=0.25, clip_fraction=0.0)
     """
 
     shrink_factor: Array
