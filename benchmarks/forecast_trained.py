@@ -33,7 +33,7 @@ from noisecast.protocols import Score, cells, tuned
 from noisecast.question import Question
 from noisecast.reproduction.fits import last_crossing
 from noisecast.reproduction.tasks import IMDB, Setting, Task
-from noisecast.reproduction.thresholds import gaps
+from noisecast.reproduction.threshold_voices import gaps
 from noisecast.runners import Training
 from noisecast.scenario import Scenario
 from noisecast.sweeps import run_sweep

@@ -54,9 +54,9 @@ BUGS = (
     Bug(
         "noise x 0.9, sign coins alone",
         (SIGNS,),
-        (("engines/row_sparse.py", "per_noise_std=each(1.0 / s.mechanism.noise_std for",
+        (("engines/row_sparse_lanes.py", "per_noise_std=each(1.0 / s.mechanism.noise_std for",
           "per_noise_std=each(1.0 / 0.9 / s.mechanism.noise_std for"),
-         ("engines/row_sparse.py", "noise_std=each(s.mechanism.noise_std for s in scenarios),\n        per",
+         ("engines/row_sparse_lanes.py", "noise_std=each(s.mechanism.noise_std for s in scenarios),\n        per",
           "noise_std=each(0.9 * s.mechanism.noise_std for s in scenarios),\n        per")),
     ),
     Bug(
@@ -68,7 +68,7 @@ BUGS = (
     Bug(
         "noise / 2, row-sparse DP-SGD",
         (NOISE, ATTACK,),
-        (("engines/row_sparse.py", "s.optimizer.learning_rate * s.mechanism.mean_noise_std for",
+        (("engines/row_sparse_lanes.py", "s.optimizer.learning_rate * s.mechanism.mean_noise_std for",
           "s.optimizer.learning_rate * 0.5 * s.mechanism.mean_noise_std for"),),
     ),
     Bug(
@@ -150,7 +150,7 @@ BUGS = (
     Bug(
         "sensitivity halved (replace one)",
         (NOISE, ATTACK,),
-        (("privacy/accounting.py", "return 2.0 if self.adjacency == Adjacency.REPLACE_ONE else 1.0", "return 1.0"),),
+        (("privacy/worst_case.py", "return 2.0 if self.adjacency == Adjacency.REPLACE_ONE else 1.0", "return 1.0"),),
     ),
     Bug(
         "another multiplier accounted than drawn",
@@ -231,7 +231,7 @@ BUGS = (
     Bug(
         "one secure stream for all outputs",
         (CIPHER,),
-        (("engines/row_sparse.py", "    states[13] = lanes.lane\n", ""),),
+        (("engines/row_sparse_lanes.py", "    states[13] = lanes.lane\n", ""),),
     ),
     Bug(
         "secure noise, but not the batches",

@@ -30,6 +30,7 @@ LAYERS = [
     "question",
     "forecasting",
     "statement",
+    "ledger_entries",
     "ledger",
     "checkpoint",
     "release",

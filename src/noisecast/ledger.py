@@ -12,76 +12,36 @@ a crash in between counts as spent, though nothing was released, and of two proc
 is refused. A run that is resumed from its checkpoint is the same run and is not counted again.
 """
 
-import hashlib
-import json
 import math
 import os
 import sqlite3
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from noisecast import __version__
 from noisecast.files import why_unwritable
-from noisecast.privacy.accounting import NONE, PrivacySpent, epsilon_text
+from noisecast.ledger_entries import (
+    FORMAT,
+    TABLES,
+    Budget,
+    BudgetEntry,
+    Entry,
+    Row,
+    account_of,
+    append,
+    damage_of,
+    read_rows,
+)
+from noisecast.privacy.accounting import PrivacySpent, epsilon_text
 from noisecast.privacy.calibration import least_noise
+from noisecast.privacy.composition import NONE
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.tuning import Run, composed_epsilon, settled_order
 
-FORMAT = 1
 SECONDS_TO_WAIT = 120.0  # for another process that is deciding whether its own run fits
-NO_ENTRY = "0" * 64
-
-_TABLES = (
-    "CREATE TABLE entries (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, dataset TEXT NOT NULL, "
-    "content TEXT NOT NULL, hash TEXT NOT NULL)",
-    "CREATE TRIGGER entries_stay BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries never change'); END",
-    "CREATE TRIGGER entries_remain BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'entries never go'); END",
-    f"PRAGMA user_version = {FORMAT}",
-)
-
-
-class Budget(NamedTuple):
-    """The most that may be spent on a data set."""
-
-    epsilon: float
-    delta: float
-
-
-class BudgetEntry(NamedTuple):
-    """A budget as it was set. number: of the entry, among all of the ledger, from 1.   when: UTC, ISO 8601."""
-
-    number: int
-    budget: Budget
-    when: str
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One run on a data set.
-
-    Args:
-      number: of the entry, among all of the ledger (budgets are entries too), from 1.
-      dataset: its name in the ledger.
-      mechanism, num_steps: what was spent.   what: in words.
-      run: a name of the run's randomness, the same when it is resumed; says nothing of the noise.
-      when: UTC, ISO 8601.   version: of noisecast.
-      settled_order: of the first run: the Renyi order at which it and all later ones add up; None of later ones.
-    """
-
-    number: int
-    dataset: str
-    mechanism: SampledGaussian
-    num_steps: int
-    what: str
-    run: str
-    when: str
-    version: str
-    settled_order: float | None = None
 
 
 class Account(NamedTuple):
@@ -89,15 +49,6 @@ class Account(NamedTuple):
 
     ledger: "PrivacyLedger"
     dataset: str
-
-
-def account_of(dataset: str) -> str:
-    """The name in composed letters (NFC): written with one code point or two, "é" is one name and one account.
-
-    >>> account_of("cafe\\u0301") == account_of("caf\\u00e9")
-    True
-    """
-    return unicodedata.normalize("NFC", dataset)
 
 
 def check_budget(dataset: str, *, epsilon: float, delta: float) -> None:
@@ -146,7 +97,7 @@ Spend less: more noise, or fewer steps.
         if create:
             with self._writing() as connection:
                 if _is_empty(connection):
-                    for statement in _TABLES:
+                    for statement in TABLES:
                         connection.execute(statement)
         self._check_format()
 
@@ -216,7 +167,7 @@ Spend less: more noise, or fewer steps.
                     f"Expected a budget of at least the ε = {epsilon_text(spent)} that is spent on '{dataset}' at "
                     f"δ = {delta:g}, got {epsilon:g}."
                 )
-            _append(connection, rows, "budget", dataset, {"epsilon": epsilon, "delta": delta, **_stamp()})
+            append(connection, rows, "budget", dataset, {"epsilon": epsilon, "delta": delta, **_stamp()})
 
     def spend(self, dataset: str, mechanism: SampledGaussian, num_steps: int, *, what: str, run: str) -> int:
         """Write down a run that is about to begin, if the budget allows it; the number of its entry (see `Entry`).
@@ -249,7 +200,7 @@ Spend less: more noise, or fewer steps.
             content = {"mechanism": mechanism.as_data(), "num_steps": num_steps, "what": what, "run": run}
             if not _runs(rows, dataset):
                 content["settled_order"] = settled_order(mechanism, epsilon=budget.epsilon, delta=budget.delta)
-            return _append(connection, rows, "spend", dataset, content | _stamp())
+            return append(connection, rows, "spend", dataset, content | _stamp())
 
     def check(self) -> list[str]:
         """What is wrong with the ledger, one sentence each; none where all is well.
@@ -257,8 +208,8 @@ Spend less: more noise, or fewer steps.
         The chain of hashes; where it holds, the entries' meaning, and that no data set has spent more than its budget.
         """
         with self._open() as connection:
-            rows = _read(connection)
-        if (damage := _damage(rows)) is not None:  # nothing that could be said of the totals would be worth anything
+            rows = read_rows(connection)
+        if (damage := damage_of(rows)) is not None:  # nothing that could be said of the totals would be worth anything
             return [f"{damage}; do not trust the totals of {self.path}, and put back a backup."]
         found = []
         for dataset in dict.fromkeys(row.account for row in rows):
@@ -302,13 +253,13 @@ Spend less: more noise, or fewer steps.
                 raise
             connection.execute("COMMIT")
 
-    def _rows(self) -> list["_Row"]:
+    def _rows(self) -> list[Row]:
         with self._open() as connection:
             return self._sound_rows(connection)
 
-    def _sound_rows(self, connection: sqlite3.Connection) -> list["_Row"]:
-        rows = _read(connection)
-        if (damage := _damage(rows)) is not None:
+    def _sound_rows(self, connection: sqlite3.Connection) -> list[Row]:
+        rows = read_rows(connection)
+        if (damage := damage_of(rows)) is not None:
             raise ValueError(
                 f"{damage}; do not trust the totals of {self.path}, see `noisecast ledger check {self.path}` and put "
                 "back a backup."
@@ -346,78 +297,7 @@ Spend less: more noise, or fewer steps.
         return f"{self.path} cannot be used: {' '.join(str(error).split())}."
 
 
-class _Row(NamedTuple):
-    number: int
-    kind: str
-    dataset: str
-    content: str
-    hash: str
-
-    @property
-    def account(self) -> str:
-        return account_of(self.dataset)
-
-    def entry(self) -> Entry:
-        try:
-            data = json.loads(self.content)
-            mechanism = SampledGaussian.from_data(data.pop("mechanism"))
-            mechanism.dp_event(data["num_steps"])  # checks it
-            found = Entry(number=self.number, dataset=self.dataset, mechanism=mechanism, **data)
-            if not all(isinstance(text, str) for text in (found.what, found.run, found.when, found.version)):
-                raise TypeError("text")
-            if not isinstance(found.settled_order, float | None):
-                raise TypeError("number")
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            raise ValueError(f"Entry {self.number} cannot be read: it was altered; do not trust the totals.") from None
-        return found
-
-    def budget(self) -> BudgetEntry:
-        try:
-            data = json.loads(self.content)
-            found = BudgetEntry(self.number, Budget(float(data["epsilon"]), float(data["delta"])), data["when"])
-            if not (0 < found.budget.epsilon < math.inf and 0 < found.budget.delta < 1):
-                raise ValueError("range")
-            if not isinstance(found.when, str):
-                raise TypeError("text")
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise ValueError(f"Entry {self.number} cannot be read: it was altered; do not trust the totals.") from None
-        return found
-
-
-def _read(connection: sqlite3.Connection) -> list[_Row]:
-    query = "SELECT number, kind, dataset, content, hash FROM entries ORDER BY number"
-    rows = [_Row(*row) for row in connection.execute(query)]
-    for row in rows:
-        if not all(isinstance(cell, str) for cell in row[1:]):
-            raise ValueError(f"Entry {row.number} is not text: it was altered; do not trust the totals.")
-    return rows
-
-
-def _damage(rows: Sequence[_Row]) -> str | None:
-    """Which entry is the first that is not as it was written, in words; None where the chain of hashes holds."""
-    before = NO_ENTRY
-    for number, row in enumerate(rows, start=1):
-        if row.number != number:
-            return f"Entry {number} is missing: the ledger was altered"
-        if row.hash != _hash(before, number, row.kind, row.dataset, row.content):
-            return f"Entry {number} cannot be read: it was altered"
-        before = row.hash
-    return None
-
-
-def _append(connection: sqlite3.Connection, rows: Sequence[_Row], kind: str, dataset: str, content: Any) -> int:
-    text, dataset = json.dumps(content, sort_keys=True, allow_nan=False), account_of(dataset)
-    number, before = len(rows) + 1, rows[-1].hash if rows else NO_ENTRY
-    row = _Row(number, kind, dataset, text, _hash(before, number, kind, dataset, text))
-    connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", row)
-    return number
-
-
-def _hash(before: str, *parts: Any) -> str:
-    return hashlib.sha256(json.dumps([before, *parts]).encode()).hexdigest()
-
-
-def _budget(rows: Sequence[_Row], dataset: str) -> Budget:
+def _budget(rows: Sequence[Row], dataset: str) -> Budget:
     found = [row for row in rows if row.kind == "budget" and row.account == account_of(dataset)]
     if not found:
         _check_name(dataset)  # what no budget can be set for needs another sentence
@@ -429,12 +309,12 @@ def _budget(rows: Sequence[_Row], dataset: str) -> Budget:
     return found[-1].budget().budget
 
 
-def _runs(rows: Sequence[_Row], dataset: str) -> list[Run]:
+def _runs(rows: Sequence[Row], dataset: str) -> list[Run]:
     entries = [row.entry() for row in rows if row.kind == "spend" and row.account == account_of(dataset)]
     return [Run(entry.mechanism, entry.num_steps, entry.run) for entry in entries]
 
 
-def _composed(rows: Sequence[_Row], dataset: str, delta: float, *more: Run) -> PrivacySpent:
+def _composed(rows: Sequence[Row], dataset: str, delta: float, *more: Run) -> PrivacySpent:
     """Everything spent on a data set, and what is to be spent beside it."""
     runs = [*_runs(rows, dataset), *more]
     if not runs:
@@ -443,7 +323,7 @@ def _composed(rows: Sequence[_Row], dataset: str, delta: float, *more: Run) -> P
     return composed_epsilon(runs, target_delta=delta, order=_order(rows, dataset))
 
 
-def _order(rows: Sequence[_Row], dataset: str) -> float | None:
+def _order(rows: Sequence[Row], dataset: str) -> float | None:
     """The Renyi order that the first run and the budget that it had have settled; None before it."""
     of_dataset = [row for row in rows if row.account == account_of(dataset)]
     first = next((place for place, row in enumerate(of_dataset) if row.kind == "spend"), None)

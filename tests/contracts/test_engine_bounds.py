@@ -25,6 +25,7 @@ from noisecast import DPSGD, Poisson, SampledGaussian, Scenario, Stream, engines
 from noisecast.engines import _linear_kernels, row_sparse
 from noisecast.engines.dense import DenseRun
 from noisecast.engines.row_sparse import RowSparseRun
+from noisecast.engines.row_sparse_lanes import lanes_of
 from noisecast.engines.simulate import SimulatedRun
 from noisecast.problems.clipping import NORM_SLACK
 from noisecast.problems.datasets import Dataset
@@ -79,7 +80,7 @@ def residuals_of_one(likelihood: int, outputs: int, length: float, clip: float, 
         values=np.zeros(0, np.float32), labels=np.zeros((n, 1), np.int32),
         norms=np.full(n, length * NORM_SLACK, np.float32), likelihood=likelihood,
     )  # fmt: skip
-    lanes = row_sparse._lanes([scenario(Case("row_sparse", "sgd", "poisson", "logistic"), clip=clip)], outputs, ROOT, 0)
+    lanes = lanes_of([scenario(Case("row_sparse", "sgd", "poisson", "logistic"), clip=clip)], outputs, ROOT, 0)
     clip_residuals(examples, np.arange(n), lanes, outputs, out)
     return out
 

@@ -6,7 +6,8 @@ import pytest
 from scipy.special import ndtr
 
 from noisecast.compiled import aligned
-from noisecast.engines import _kernels, row_sparse
+from noisecast.engines import _kernels
+from noisecast.engines.row_sparse_lanes import scratch_of
 
 # G/(z C) where float32's Phi is steep, is flat, is cut off (beyond 5.2), and is 0 or 1 to every word.
 RATIOS = np.concatenate([np.linspace(-5.1, 5.1, 409), [-7.0, -6.2, -5.5, -5.2001, 5.2001, 5.5, 6.2, 7.0, 0.0]])
@@ -44,7 +45,7 @@ def engine_is_up(sums: np.ndarray, words: np.ndarray, num_lanes: int) -> np.ndar
         clip=ones, noise_std=noise_std, per_noise_std=ones / noise_std, learning_rate=ones, step_size=ones,
         step_noise=ones, lane=np.zeros(num_lanes, np.uint32), keys=np.zeros((11, 4 * num_lanes), np.uint32),
     )  # fmt: skip
-    scratch = row_sparse._scratch(4, lanes.lane, 1)
+    scratch = scratch_of(4, lanes.lane, 1)
     padded = -(-len(sums) // num_lanes) * num_lanes
     in_rows = [np.resize(values, padded).reshape(-1, num_lanes) for values in (sums, words)]
     tile, moved = len(scratch.words), np.zeros(in_rows[0].shape, np.float32)

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noisecast.privacy.accounting import (
-    _self_composed,
-    _Step,
     epsilon_curve,
     epsilon_spent,
     nominal_epsilon,
     warnings_for,
 )
+from noisecast.privacy.composition import self_composed
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import FixedSize, Poisson, Shuffled, Stream
+from noisecast.privacy.worst_case import WorstCase
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 ADD, REPLACE = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE
@@ -262,7 +262,7 @@ def test_rdp_of_one_step_against_mpmath():
             lambda x: density(x, 0) * ((1 - q) + q * density(x, 1) / density(x, 0)) ** alpha, [-30, 0, 10, 60]
         )
         expected = float(mpmath.log(moment) / (alpha - 1))
-    step = _Step(z, q, ADD, False, 1)
+    step = WorstCase(z, q, ADD, False, 1)
     found = step.pair.divergences([float(alpha)])[0]
     assert expected <= found <= expected * (1 + 1e-6)
 
@@ -283,9 +283,9 @@ def test_the_rounding_of_the_fft_is_paid_for():
 @pytest.mark.parametrize("sampler, adjacency", [(Poisson(0.01, 8), ADD), (FixedSize(8, 800), REPLACE)])
 @pytest.mark.parametrize("interval", [10.0, 0.05, 0.001])  # from a few losses, which are kept sparse, to thousands
 def test_composing_sooner_changes_no_bit(sampler, adjacency, interval, count):
-    pld = _Step.of(sampler, 1.0, adjacency, count).pld(interval)
+    pld = WorstCase.of(sampler, 1.0, adjacency, count).pld(interval)
     epsilons = [0.0, 0.1, 1.0, 10.0]
-    found = [_self_composed(pld, count).get_delta_for_epsilon(epsilon) for epsilon in epsilons]
+    found = [self_composed(pld, count).get_delta_for_epsilon(epsilon) for epsilon in epsilons]
     assert found == [pld.self_compose(count).get_delta_for_epsilon(epsilon) for epsilon in epsilons]
 
 

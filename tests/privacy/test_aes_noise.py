@@ -11,7 +11,7 @@ import pytest
 
 from noisecast.compiled import aligned_zeros
 from noisecast.engines import _noise_kernels as kernels
-from noisecast.engines.row_sparse import _generator_keys, _scratch
+from noisecast.engines.row_sparse_lanes import generator_keys, scratch_of
 from noisecast.privacy.aes_noise import AES, VECTOR, round_keys, words_of_key, words_of_lanes
 from noisecast.privacy.noise import key_words
 
@@ -132,7 +132,7 @@ def lanes_of(keys: list[bytes], columns: int = 1):
 
     lane = np.tile(np.arange(columns, dtype=np.uint32), len(keys))
     ones = np.ones(len(lane), np.float32)
-    return Lanes(*(6 * [ones]), lane, _generator_keys(keys, columns))
+    return Lanes(*(6 * [ones]), lane, generator_keys(keys, columns))
 
 
 def alone(keys: list[bytes], draw, rows: int) -> np.ndarray:
@@ -140,7 +140,7 @@ def alone(keys: list[bytes], draw, rows: int) -> np.ndarray:
     columns = []
     for key in keys:
         lanes = lanes_of([key])
-        scratch = _scratch(10, lanes.lane, 4)
+        scratch = scratch_of(10, lanes.lane, 4)
         columns.append(draw(lanes, scratch)[:rows, 0].copy())
     return np.stack(columns, axis=1)
 
@@ -160,7 +160,7 @@ def test_a_tile_does_not_depend_on_the_lanes_beside_nor_on_how_many_rows_it_has(
         return scratch.normals[:count].copy()
 
     group = lanes_of(KEYS[:lanes])
-    scratch = _scratch(10, group.lane, 4)
+    scratch = scratch_of(10, group.lane, 4)
     assert np.array_equal(words(group, scratch), alone(KEYS[:lanes], words, count))
     np.testing.assert_allclose(normals(group, scratch), alone(KEYS[:lanes], normals, count), rtol=1e-6, atol=1e-7)
     assert not np.array_equal(words(group, scratch, 0), words(group, scratch))
@@ -170,7 +170,7 @@ def test_a_tile_of_many_lanes_has_fewer_rows_and_the_same_words():
     found, sizes = [], []
     for keys in (KEYS[:3], KEYS[1:2]):
         lanes = lanes_of(keys, 250)
-        scratch = _scratch(10, lanes.lane, 4)
+        scratch = scratch_of(10, lanes.lane, 4)
         sizes.append(len(scratch.words))
         _word_tile(64, 64, lanes, scratch)
         found.append(scratch.words[:64])
@@ -183,7 +183,7 @@ def test_a_tile_has_the_words_it_says():
     """Row 4 b + w has word w of the block of (lane, b, step, purpose)."""
     columns, first = 20, 256
     lanes = lanes_of(KEYS[:2], columns)
-    scratch = _scratch(10, lanes.lane, 4)
+    scratch = scratch_of(10, lanes.lane, 4)
     _word_tile(first, 60, lanes, scratch)
     for run, column, block in [(0, 0, 0), (1, 0, 0), (0, 19, 14), (1, 7, 3)]:
         counter = np.array([column, first // 4 + block, STEP, PURPOSE], "<u4").tobytes().hex()
@@ -199,7 +199,7 @@ def test_a_tile_has_the_words_it_says():
 def test_a_block_has_the_words_it_says(lanes):
     """Those of the block of (lane, number, step, purpose), however many lanes there are and however high its number."""
     group = lanes_of(KEYS[:1], lanes)
-    scratch = _scratch(10, group.lane, 4)
+    scratch = scratch_of(10, group.lane, 4)
     for number in (0, 1, 63, 64, 255, 256, 2047, 2048, 10**6):
         assert _block(number, group, scratch) == 4
         for lane in (0, lanes // 2, lanes - 1):
@@ -213,7 +213,7 @@ def test_a_block_has_the_words_it_says(lanes):
 def test_a_block_of_few_lanes_is_written_within_its_room(lanes):
     """One call makes sixteen blocks, of which a row takes one of each lane; the others lie behind them."""
     group = lanes_of(KEYS[:1], lanes)
-    scratch = _scratch(10, group.lane, 4)
+    scratch = scratch_of(10, group.lane, 4)
     memory, begin = scratch.block.base, scratch.block.ctypes.data - scratch.block.base.ctypes.data
     end = begin + 4 * ((4 * (kernels.VECTOR // lanes) - 1) * lanes + kernels.VECTOR)
     assert end <= memory.nbytes
@@ -225,7 +225,7 @@ def test_a_block_of_few_lanes_is_written_within_its_room(lanes):
 
 def test_normals_are_the_box_muller_pairs_of_words_sixteen_rows_apart():
     lanes = lanes_of(KEYS[:3])
-    scratch = _scratch(10, lanes.lane, 4)
+    scratch = scratch_of(10, lanes.lane, 4)
     _normal_tile(0, 2 * kernels.PAIRED, lanes, scratch)
     first, second = scratch.words[: kernels.PAIRED], scratch.words[kernels.PAIRED : 2 * kernels.PAIRED]
     radius = np.sqrt(-2 * np.log((first + 0.5) / 2.0**32))

@@ -24,7 +24,8 @@ from noisecast.engines._kernels import Lanes
 from noisecast.engines._noise_kernels import TILE_OF_FEW_LANES, word_block
 from noisecast.engines.dense import DenseRun
 from noisecast.engines.keys import noise_key
-from noisecast.engines.row_sparse import RowSparseRun, _scratch
+from noisecast.engines.row_sparse import RowSparseRun
+from noisecast.engines.row_sparse_lanes import scratch_of
 from noisecast.privacy import secure_noise
 from noisecast.privacy.counter_noise import normal_pair
 from noisecast.privacy.noise import Purpose, RandomRoot, SecureKey, key_for, key_words
@@ -129,7 +130,7 @@ def test_a_block_of_a_row_has_the_words_of_its_number():
     key, lane = np.frombuffer(bytes(range(32)), "<u4"), np.arange(3, dtype=np.uint32)
     states = secure_noise.first_states(np.repeat(key[None], len(lane), axis=0))
     states[13] = lane
-    scratch, ones = _scratch(4, lane, 1, states), np.ones(len(lane), np.float32)
+    scratch, ones = scratch_of(4, lane, 1, states), np.ones(len(lane), np.float32)
     lanes = Lanes(*(6 * [ones]), lane, np.zeros((11, 4 * len(lane)), np.uint32))
     for number in (0, 1, 63, 64, 255, 256, 2047, 2048, 10**6):
         assert _block(number, lanes, scratch) == secure_noise.WORDS

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from noisecast import DPSGD, FixedSize, Poisson, SampledGaussian, Scenario, engines, matrix_factorization
-from noisecast.engines import dense, row_sparse
+from noisecast.engines import dense, row_sparse, row_sparse_forms
 from noisecast.engines._kernels import FAST, clipped_sum, touch
+from noisecast.engines.row_sparse_lanes import lanes_of, scratch_of
 from noisecast.privacy.mechanism import Adjacency
 from noisecast.privacy.noise import RandomRoot
 from noisecast.problems.datasets import Ratings
@@ -140,9 +141,9 @@ def summed(weights, ratings, batch, lanes, dim, scratch, step):
 def kernel_sums(problem, table: np.ndarray, clip: float, batches) -> np.ndarray:
     """The compiled clipped sums of batches; (batches, d)."""
     question = scenario(problem, clip=clip)
-    ratings = row_sparse._ratings(problem.train, problem)
-    lanes = row_sparse._lanes([question], problem.dim, ROOT, 0)
-    scratch = row_sparse._scratch(problem.num_rows, lanes.lane, N)
+    ratings = row_sparse_forms.ratings_of(problem.train, problem)
+    lanes = lanes_of([question], problem.dim, ROOT, 0)
+    scratch = scratch_of(problem.num_rows, lanes.lane, N)
     found = np.zeros((len(batches), *table.shape), np.float32)
     for step, batch in enumerate(batches):
         count = summed(table, ratings, np.asarray(batch, np.int64), lanes, problem.dim, scratch, step)
@@ -175,7 +176,7 @@ def test_one_rating_alone_is_never_longer_than_the_clip_norm(sums, dim):
 def test_a_norm_that_is_not_rounded_up_is_seen(monkeypatch):
     """The control of the test above: without the slack some clipped gradient is longer than the clip norm."""
     problem = matrix_factorization(ratings(), dim=100, public_init_seed=0)
-    monkeypatch.setattr(row_sparse, "squared_norm_slack", lambda dim: (np.float32(1), np.float32(0)))
+    monkeypatch.setattr(row_sparse_forms, "squared_norm_slack", lambda dim: (np.float32(1), np.float32(0)))
     found = np.float64(kernel_sums(problem, hostile_params(problem, 1.0), 0.7, [[i] for i in range(N)]))
     assert np.linalg.norm(found, axis=1).max() > 0.7
 

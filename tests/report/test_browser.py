@@ -177,7 +177,7 @@ def test_settings_may_be_kept_and_metrics_changed(browser, page):
 
 
 def test_live_thresholds_are_those_of_the_table(browser, page):
-    """Two implementations of one rule: the sliders' and `thresholds.py`."""
+    """Two implementations of one rule: the sliders' and `score_thresholds.py`."""
     show(browser, page)
     live = browser.execute_script("return document.getElementById('ends-thresholds').textContent")
     table = browser.execute_script("return document.querySelector('#thresholds table').textContent")

@@ -10,7 +10,7 @@ from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
 from noisecast.reproduction.fig_threshold import PLANS, Plan, claims, data, draw, questions
 from noisecast.reproduction.fits import last_crossing
 from noisecast.reproduction.tasks import IMDB, IMDB_QUICK
-from noisecast.reproduction.thresholds import thresholds, window_of
+from noisecast.reproduction.threshold_voices import threshold_voices, window_of
 from noisecast.table import table_from
 
 SIZES, LEVELS, SEEDS = (48.0, 64.0, 80.0), tuple(np.geomspace(1, 8, 16)), range(4)
@@ -49,7 +49,7 @@ def by_words(found):
 
 
 def test_the_thresholds_are_where_the_curves_cross():
-    found = thresholds(data(table()))
+    found = threshold_voices(data(table()))
     assert len(found) == 3 * 2 * 4
     for source in ("training", "moments"):
         for name, at_64 in (("DP-SignSGD", SIGN), ("DP-Adam", 0.8 * SIGN)):
@@ -107,7 +107,9 @@ def test_batch_noise_would_be_seen():
 
 
 def test_where_the_printed_formula_would_be_right_it_holds():
-    printed = thresholds(data(table())).query("source == 'printed' and batch_size == 64")["noise_multiplier"].iloc[0]
+    printed = (
+        threshold_voices(data(table())).query("source == 'printed' and batch_size == 64")["noise_multiplier"].iloc[0]
+    )
     levels = tuple(np.geomspace(printed / 3, 3 * printed, 16))
     assert by_words(claims(data(table(lambda size: printed * size / 64, levels=levels))))["printed"].holds
 
@@ -125,7 +127,7 @@ def test_a_crossing_at_less_noise_is_said_and_is_not_the_threshold():
 def test_a_crossing_the_other_way_is_none():
     rows = table()
     swapped = rows.assign(optimizer=rows["optimizer"].replace({"DP-SGD": "DP-SignSGD", "DP-SignSGD": "DP-SGD"}))
-    found = thresholds(data(swapped)).query("optimizer == 'DP-SignSGD' and source == 'training'")
+    found = threshold_voices(data(swapped)).query("optimizer == 'DP-SignSGD' and source == 'training'")
     assert found["noise_multiplier"].isna().all()
 
 
@@ -156,12 +158,14 @@ def test_a_diverged_run_is_a_lost_one():
     rows = table()
     lost = (rows["optimizer"] == "DP-SGD") & (rows["noise_multiplier"] >= 3) & (rows["metric"] == "loss")
     rows.loc[lost, ["value", "status"]] = [np.nan, "diverged"]
-    found = thresholds(data(rows)).query("source == 'training' and batch_size == 80 and optimizer == 'DP-SignSGD'")
+    found = threshold_voices(data(rows)).query(
+        "source == 'training' and batch_size == 80 and optimizer == 'DP-SignSGD'"
+    )
     assert 2.0 <= found["noise_multiplier"].iloc[0] <= 3.0
 
 
 def test_where_most_are_clipped_the_clip_norm_of_the_other_does_not_count():
-    found = thresholds(data(table(clipped=0.9))).query("source == 'corrected' and optimizer == 'DP-SignSGD'")
+    found = threshold_voices(data(table(clipped=0.9))).query("source == 'corrected' and optimizer == 'DP-SignSGD'")
     # z* = B r / C: with equal clip norms the same as unclipped.
     assert found["noise_multiplier"].to_numpy() == pytest.approx(SIGN * np.array(SIZES) / 64, rel=0.01)
 

@@ -3,31 +3,25 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from noisecast.compiled import aligned, aligned_zeros
-from noisecast.engines import _adam_kernels, _factor_kernels, _kernels, _linear_kernels, _wide_adam_kernels
-from noisecast.engines._noise_kernels import ROOM, Cipher, tile_of
+from noisecast.engines import _kernels
 from noisecast.engines.dense import DRAWS_PER_CHUNK, check_horizon
-from noisecast.engines.keys import batch_key, noise_key
-from noisecast.optimizers import DPSGD, DPAdam, DPSignSGD
-from noisecast.privacy.aes_noise import AES, ROUNDS, VECTOR, round_keys
+from noisecast.engines.keys import batch_key
+from noisecast.engines.row_sparse_forms import COMPILED, Form, form_of
+from noisecast.engines.row_sparse_lanes import cipher_states, lanes_of, one_lane, scratch_of
+from noisecast.optimizers import DPAdam, DPSignSGD
 from noisecast.privacy.drawing import STEPS_PER_BLOCK
-from noisecast.privacy.noise import RandomRoot, key_words
-from noisecast.privacy.secure_noise import WORDS, first_states
-from noisecast.problems.clipping import NORM_SLACK
-from noisecast.problems.linear import LOGISTIC, MULTI_LABEL, SOFTMAX, Labelled, LinearModel
-from noisecast.problems.matrix_factorization import MatrixFactorization, RatedPairs, squared_norm_slack
-from noisecast.problems.rows import SparseRows
+from noisecast.privacy.noise import RandomRoot
+from noisecast.problems.matrix_factorization import MatrixFactorization
 from noisecast.scenario import Scenario
 
 FINEST = 10  # spacings of float32 weights in a step of DP-SGD, for each number that a record moves (their root)
 STEPS_PER_CHUNK = 4096  # batches drawn at once, if they are small: long beside a call
-# The places of a lane's number and a block's number in a counter.
-FIRST_OF_FOUR, SECOND_OF_FOUR = np.array([1, 0, 0, 0], np.uint32), np.array([0, 1, 0, 0], np.uint32)
 LANES_OF_A_BLOCK = 64  # many enough to share what a batch costs, few enough for the cache, and for threads to share out
 MOST_NUMBERS = 2**34  # a block of four words has a number of 32 bits
 ALONE = LANES_OF_A_BLOCK  # columns of a run that shares its block with no other
@@ -36,10 +30,10 @@ ALONE = LANES_OF_A_BLOCK  # columns of a run that shares its block with no other
 def why_unsupported(scenario: Scenario) -> str | None:
     """None, or the sentence that says why another engine computes this scenario."""
     problem, mechanism = scenario.problem, scenario.mechanism
-    form = _form_of(problem)
+    form = form_of(problem)
     if isinstance(form, str):
         return form
-    if type(scenario.optimizer) not in _OPTIMIZERS:
+    if type(scenario.optimizer) not in COMPILED:
         return f"There is no row-sparse form of {scenario.optimizer.name}."
     if problem.num_params > MOST_NUMBERS:
         return f"{problem.name} has more than 2^34 parameters, whose noise could not be told apart."
@@ -89,7 +83,7 @@ def _why_steps_are_lost(lowest: float, largest: float) -> str | None:
 
 def runs_of_a_call(scenario: Scenario) -> tuple[int, int]:
     """One block: scenarios share a repeat's batches, repeats share nothing."""
-    form: Any = _form_of(scenario.problem)
+    form: Any = form_of(scenario.problem)
     return max(1, LANES_OF_A_BLOCK // form.columns), 1
 
 
@@ -104,7 +98,7 @@ class RowSparseRun:
         self.problem: Any = scenarios[0].problem
         self.step = 0
         self._first = scenarios[0]
-        form: Any = _form_of(self.problem)
+        form: Any = form_of(self.problem)
         train, test = (data and form.examples(data) for data in (self.problem.train, self.problem.test))
         self._num_repeats = len(repeats)
         # How many blocks depends on the group alone, not on this machine: a checkpoint may be continued on another.
@@ -193,14 +187,14 @@ class _LazyWeights:
 class _Block:
     """Runs of one group at one repeat, side by side."""
 
-    def __init__(self, scenarios: Sequence[Scenario], form: "_Form", train, test, *, root: RandomRoot, repeat: int):
+    def __init__(self, scenarios: Sequence[Scenario], form: Form, train, test, *, root: RandomRoot, repeat: int):
         first = scenarios[0]
         self._optimizer, self._mechanism, self._schedule = first.optimizer, first.mechanism, first.schedule
         self._form, self._train, self._test = form, train, test
-        self._kernels = _OPTIMIZERS[type(first.optimizer)]
+        self._kernels = COMPILED[type(first.optimizer)]
         self._num_runs = len(scenarios)
         self._batch_key = batch_key(first, root=root, repeat=repeat)
-        self._lanes = _lanes(scenarios, form.columns, root, repeat)
+        self._lanes = lanes_of(scenarios, form.columns, root, repeat)
         self._start = np.asarray(first.problem.initial_params(), np.float32).reshape(-1, form.columns)
         weights = aligned(np.tile(self._start, len(scenarios)))
         # Of a schedule: where the phase began. Of one rate: the start, which the problem tells.
@@ -208,13 +202,13 @@ class _Block:
         rows, lanes = weights.shape
         self._weights = _LazyWeights(weights, np.zeros(rows, np.int32), self._kernels.flush)
         self._memory = [aligned_zeros((rows, lanes)) for _ in range(self._kernels.num_moments)]
-        self._cipher = _cipher_states(scenarios, self._lanes, root, repeat)
-        self._scratch = _scratch(rows, self._lanes.lane, int(first.mechanism.expected_batch_size) + 64, self._cipher)
+        self._cipher = cipher_states(scenarios, self._lanes, root, repeat)
+        self._scratch = scratch_of(rows, self._lanes.lane, int(first.mechanism.expected_batch_size) + 64, self._cipher)
         # The width decides, not how many runs there are: a run's noise must not depend on its neighbours.
         wide = self._kernels.wide_steps if form.columns >= ALONE else None
         self._steps = wide or self._kernels.steps
         assert not wide or len(scenarios) == 1  # two would have the noise of one
-        self._one_lane = _one_lane(first, self._cipher, root, repeat) if wide else ()
+        self._one_lane = one_lane(first, self._cipher, root, repeat) if wide else ()
 
     def advance(self, step: int, to_step: int) -> None:
         for begin, stop, ends_phase in self._schedule.stretches(step, to_step):
@@ -240,7 +234,7 @@ class _Block:
             batches, sizes = _packed(drawn.indices, drawn.mask)
             if batches.shape[1] > len(self._scratch.coefficients):
                 rows, width = len(self._scratch.stamp), batches.shape[1]
-                self._scratch = _scratch(rows, lanes.lane, width, self._cipher)
+                self._scratch = scratch_of(rows, lanes.lane, width, self._cipher)
             self._weights.steps(
                 self._steps, *self._memory, self._train, batches, sizes, lanes, self._form.columns,
                 *self._kernels.settings(self._optimizer, self._mechanism), *self._one_lane, step, self._scratch,
@@ -305,195 +299,6 @@ class _Block:
         sums = [np.zeros(runs), np.zeros((runs, self._form.num_scores)), np.zeros(runs)]
         self._form.evaluate(weights, examples, self._lanes, self._form.columns, gradient, *sums)
         return sums
-
-
-@dataclass(frozen=True)
-class _Kernels:
-    """An optimizer's compiled form: its steps, the flush of what they postpone (None: nothing), its settings.
-
-    Args:
-      wide_steps: of a run that is alone in its block, where that has steps of its own: they draw in one lane.
-    """
-
-    steps: Callable[..., None]
-    flush: Callable[..., None] | None
-    wide_steps: Callable[..., None] | None = None
-    num_moments: int = 0
-    settings: Callable[[Any, Any], tuple] = field(default=lambda optimizer, mechanism: ())
-
-
-def _adam_steps(weights, last, *arguments) -> None:
-    _adam_kernels.adam_steps(weights, *arguments)
-
-
-def _wide_adam_steps(weights, last, *arguments) -> None:
-    _wide_adam_kernels.wide_adam_steps(weights, *arguments)
-
-
-_OPTIMIZERS = {
-    DPSGD: _Kernels(_kernels.sgd_steps, _kernels.flush_sgd),
-    DPSignSGD: _Kernels(_kernels.sign_steps, _kernels.flush_sign),
-    DPAdam: _Kernels(
-        _adam_steps,
-        None,
-        _wide_adam_steps,
-        num_moments=2,
-        settings=lambda adam, mechanism: (float(mechanism.expected_batch_size), adam.b1, adam.b2, adam.eps),
-    ),
-}
-
-
-@dataclass(frozen=True)
-class _Form:
-    """A problem as the kernels take it; they know it by the type of its examples. What is about noise is not in here.
-
-    Args:
-      columns: parameters that a row holds of one run.
-      examples: (problem's data) -> the named tuple of arrays for which `_kernels.bring` was told what to do.
-      evaluate: the kernel of the metrics, with the arguments of `_linear_kernels.evaluate`.
-      num_scores, metrics: what it sums up beside losses, and what is made of the means: as in `linear.Likelihood`.
-    """
-
-    columns: int
-    examples: Callable[[Any], Any]
-    evaluate: Callable[..., None]
-    num_scores: int
-    metrics: Callable[[Any], dict[str, Any]]
-
-
-_LIKELIHOODS = {
-    LOGISTIC: _linear_kernels.LOGISTIC,
-    SOFTMAX: _linear_kernels.SOFTMAX,
-    MULTI_LABEL: _linear_kernels.MULTI_LABEL,
-}
-
-
-def _form_of(problem: Any) -> _Form | str:
-    """Its form, or the sentence that says why it has none."""
-    if isinstance(problem, MatrixFactorization):
-        return _Form(
-            columns=problem.dim,
-            examples=lambda pairs: _ratings(pairs, problem),
-            evaluate=_factor_kernels.evaluate,
-            num_scores=1,
-            metrics=lambda means: {"rmse": np.sqrt(means[0])},
-        )
-    if not isinstance(problem, LinearModel) or not isinstance(problem.train.rows, SparseRows):
-        return (
-            f"{problem.name} is not a linear model on sparse rows, nor a matrix factorisation, "
-            "so a step touches most of its parameters."
-        )
-    if problem.likelihood not in _LIKELIHOODS:
-        return f"There is no row-sparse form of {problem.likelihood.name}."
-    return _Form(
-        columns=problem.num_outputs,
-        examples=lambda data: _examples(data, _LIKELIHOODS[problem.likelihood]),
-        evaluate=_linear_kernels.evaluate,
-        num_scores=problem.likelihood.num_scores,
-        metrics=problem.likelihood.metrics,
-    )
-
-
-def _ratings(pairs: RatedPairs, problem: MatrixFactorization) -> _factor_kernels.Ratings:
-    slack, vanished = squared_norm_slack(problem.dim)
-    users, items, labels = (np.asarray(array) for array in (pairs.users, pairs.items, pairs.labels))
-    return _factor_kernels.Ratings(users, items, labels, np.float32(2 * problem.error_weight), slack, vanished)
-
-
-def _examples(data: Labelled, likelihood: int) -> _linear_kernels.Examples:
-    """The data set's own rows, without a copy."""
-    rows: Any = data.rows
-    # Unsigned: compiled code need not ask whether a row number counts from the end.
-    indices = rows.indices.view(np.uint32)
-    norms = np.sqrt(rows.squared_norms.astype(np.float64) + 1.0).astype(np.float32)
-    upwards = norms * np.float32(NORM_SLACK)
-    labels = np.asarray(data.labels, np.int32).reshape(len(norms), -1)
-    return _linear_kernels.Examples(
-        rows.starts[:-1], rows.starts[1:], indices, rows.values, labels, upwards, likelihood
-    )
-
-
-def _lanes(scenarios: Sequence[Scenario], columns: int, root: RandomRoot, repeat: int) -> _kernels.Lanes:
-    def each(values) -> np.ndarray:
-        return aligned(np.repeat(np.asarray(list(values), np.float32), columns))
-
-    return _kernels.Lanes(
-        clip=each(s.mechanism.l2_clip_norm for s in scenarios),
-        noise_std=each(s.mechanism.noise_std for s in scenarios),
-        per_noise_std=each(1.0 / s.mechanism.noise_std for s in scenarios),
-        learning_rate=each(s.optimizer.learning_rate for s in scenarios),
-        step_size=each(s.optimizer.learning_rate / s.mechanism.expected_batch_size for s in scenarios),
-        step_noise=each(s.optimizer.learning_rate * s.mechanism.mean_noise_std for s in scenarios),
-        # A column of a run, not a place in the group: a run's noise must not depend on its neighbours.
-        lane=aligned(np.tile(np.arange(columns, dtype=np.uint32), len(scenarios))),
-        keys=aligned(_generator_keys([noise_key(s, root=root, repeat=repeat) for s in scenarios], columns)),
-    )
-
-
-def _one_lane(scenario: Scenario, cipher: np.ndarray | None, root: RandomRoot, repeat: int) -> tuple:
-    """Lanes and scratch of which the noise of a run's numbers is drawn, as if each were a row of one lane."""
-    lanes = _lanes([scenario], 1, root, repeat)
-    return lanes, _scratch(1, lanes.lane, 1, None if cipher is None else cipher[:, :1])
-
-
-def _generator_keys(keys: Sequence[bytes], columns: int) -> np.ndarray:
-    """Keys of the fast generator as its kernels take them, each `columns` times."""
-    if not AES:
-        return np.repeat(np.stack([key_words(key)[:4] for key in keys], axis=1), columns, axis=1)
-    of_key = round_keys(keys).reshape(ROUNDS + 1, len(keys), 4)
-    of_lanes = np.repeat(of_key, columns, axis=1)
-    lane, _ = in_vectors(of_lanes.shape[1])
-    return of_lanes[:, lane].reshape(ROUNDS + 1, -1)
-
-
-def in_vectors(lanes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of lanes, and of blocks, as AES takes them: fewer than 16 lanes fill a vector with several blocks each.
-
-    >>> in_vectors(6)[0].tolist(), in_vectors(6)[1].tolist()
-    ([0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3], [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2])
-    """
-    place = np.arange(max(lanes, VECTOR))
-    return place % lanes, place // lanes
-
-
-def _cipher_states(
-    scenarios: Sequence[Scenario], lanes: _kernels.Lanes, root: RandomRoot, repeat: int
-) -> np.ndarray | None:
-    """The cipher's state for each lane, (16, lanes); None where nobody asked for it."""
-    if not root.secure_noise:
-        return None
-    keys = np.stack([key_words(noise_key(scenario, root=root, repeat=repeat)) for scenario in scenarios])
-    states = first_states(np.repeat(keys, len(lanes.lane) // len(scenarios), axis=0))
-    states[13] = lanes.lane
-    return states
-
-
-def _scratch(rows: int, lane: np.ndarray, width: int, cipher: np.ndarray | None = None) -> _kernels.Scratch:
-    lanes = len(lane)
-    tile = tile_of(lanes)
-    states = None if cipher is None else aligned(np.tile(cipher, tile // WORDS))
-    roomy, (own, block) = aligned_zeros(tile * lanes + ROOM, np.uint32), in_vectors(lanes)
-    counters = np.outer(lane[own], FIRST_OF_FOUR) + np.outer(block, SECOND_OF_FOUR)
-    return _kernels.Scratch(
-        stamp=np.zeros(rows, np.int32),
-        slot=np.arange(rows, dtype=np.uint32),
-        touched=np.zeros(rows + 1, np.uint32),
-        due=np.zeros(rows + 1, np.uint32),
-        skipped=np.zeros(rows + 1, np.int32),
-        coefficients=aligned_zeros((max(width, 1), lanes)),
-        gradient=aligned_zeros((rows, lanes)),
-        normals=aligned_zeros((tile, lanes)),
-        words=roomy[: tile * lanes].reshape(tile, lanes),
-        roomy=roomy,
-        column=aligned_zeros(tile, np.uint32),
-        block=aligned_zeros(WORDS * lanes + ROOM, np.uint32)[: WORDS * lanes].reshape(WORDS, lanes),
-        blocks=aligned_zeros(4 * tile, np.uint32),
-        counters=aligned(counters.astype(np.uint32).ravel()),
-        ramp=aligned(np.outer(np.arange(tile // 4, dtype=np.uint32), SECOND_OF_FOUR).ravel()),
-        numbered=aligned_zeros(4 * tile, np.uint32),
-        every_row=np.arange(rows, dtype=np.uint32),
-        cipher=None if states is None else Cipher(states, aligned_zeros(states.shape, np.uint32)),
-    )
 
 
 def _packed(indices: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -51,10 +51,11 @@ def _s_box() -> NDArray[np.uint8]:
 
 
 def round_keys(keys: Sequence[bytes]) -> NDArray[np.uint32]:
-    """The eleven round keys of each key (FIPS 197, section 5.2): (11, 4 len(keys)), four words a key beside each other.
+    """The eleven round keys of each key (FIPS 197, section 5.2), four words a key beside each other.
 
     Args:
       keys: the first 16 bytes of each are taken.
+    Returns: (11, 4 len(keys)) uint32.
 
     >>> [f"{word:08x}" for word in round_keys([bytes(range(16))])[10]]
     ['7f1d1113', '174a94e3', '8ba707f3', 'c5302b4d']

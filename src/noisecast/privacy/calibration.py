@@ -31,6 +31,7 @@ def calibrate_noise_multiplier(
     Args:
       mechanism: as it shall be; its noise_multiplier is ignored.
       target_epsilon: > 0, finite.   target_delta: 0 < delta < 1.   num_steps: T >= 1.
+    Returns: the mechanism with that z.
     Raises: ValueError when a number is out of range or no noise multiplier from 0.001 to 10^6 is the answer.
 
     >>> from noisecast.privacy.sampling import Poisson
@@ -63,7 +64,9 @@ def calibrate_noise_multiplier(
 def least_noise(fits: Callable[[float], bool]) -> float | None:
     """The least noise multiplier of four digits, to 0.1 %, at which something `fits` that more noise lets fit, too.
 
-    None where none from 0.001 to 10^6 does.
+    Args:
+      fits: noise_multiplier -> whether it does; once true, true of all larger ones.
+    Returns: z; None where none from 0.001 to 10^6 does.
 
     >>> least_noise(lambda noise_multiplier: noise_multiplier >= 2.5)
     2.5
@@ -157,6 +160,14 @@ def _digit(z: float) -> float:
 
 
 def rounded_up(z: float) -> float:
-    """To four digits, never less."""
+    """To four digits, never less.
+
+    Args:
+      z: > 0.
+    Returns: a float that is written with four digits.
+
+    >>> rounded_up(2.01341), rounded_up(2.02)
+    (2.014, 2.02)
+    """
     # Division by a power of ten may land a hair above the integer it stands for.
     return float(f"{math.ceil(z / _digit(z) - 1e-9) * _digit(z):.4g}")

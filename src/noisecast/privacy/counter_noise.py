@@ -86,6 +86,8 @@ def threefry_12_twice(c0, c1, d1, c2, c3, k0, k1, k2, k3):
     """Threefry4x32 with twelve rounds, the fewest that pass every test of Salmon et al. (SC 2011), of two blocks.
 
     For noise that protects nobody, examples' and paths'; privacy noise has its twenty. As `threefry_twice`.
+
+    Args and Returns: as `threefry_twice`.
     """
     k4 = _last_key(k0, k1, k2, k3)
     x0, x1, x2, x3, y0, y1, y2, y3 = _inject(c0, c1, c2, c3, c0, d1, c2, c3, k0, k1, k2, k3, 0)
@@ -102,6 +104,10 @@ def threefry_twice(c0, c1, d1, c2, c3, k0, k1, k2, k3):
     """The four words of counter (c0, c1, c2, c3), then the four of (c0, d1, c2, c3), under one key of four.
 
     Twenty rounds each, the key added again after every fourth.
+
+    Args:
+      c0, c1, d1, c2, c3: of both counters; uint32.   k0, k1, k2, k3: the key; uint32.
+    Returns: eight words, uint32.
     """
     k4 = _last_key(k0, k1, k2, k3)
     x0, x1, x2, x3, y0, y1, y2, y3 = threefry_12_twice(c0, c1, d1, c2, c3, k0, k1, k2, k3)
@@ -113,14 +119,22 @@ def threefry_twice(c0, c1, d1, c2, c3, k0, k1, k2, k3):
 
 @numba.njit(inline="always")
 def threefry(c0, c1, c2, c3, k0, k1, k2, k3):
-    """Four words from a counter of four and a key of four. Of two blocks that are one, the compiler computes one."""
+    """Four words from a counter of four and a key of four. Of two blocks that are one, the compiler computes one.
+
+    Args:
+      c0, c1, c2, c3: the counter; uint32.   k0, k1, k2, k3: the key; uint32.
+    Returns: four words, uint32.
+    """
     a, b, c, d, _, _, _, _ = threefry_twice(c0, c1, c1, c2, c3, k0, k1, k2, k3)
     return a, b, c, d
 
 
 @numba.njit(inline="always")
 def threefry_12(c0, c1, c2, c3, k0, k1, k2, k3):
-    """`threefry` with the twelve rounds of `threefry_12_twice`."""
+    """`threefry` with the twelve rounds of `threefry_12_twice`.
+
+    Args and Returns: as `threefry`.
+    """
     a, b, c, d, _, _, _, _ = threefry_12_twice(c0, c1, c1, c2, c3, k0, k1, k2, k3)
     return a, b, c, d
 
@@ -143,7 +157,12 @@ def _log_of_one_plus(x):
 
 @njit(**INLINE)
 def minus_log_of_unit(word):
-    """-ln((word + 1/2) / 2^32) > 0, to float32's precision; no branches, so that loops over it vectorise."""
+    """-ln((word + 1/2) / 2^32) > 0, to float32's precision; no branches, so that loops over it vectorise.
+
+    Args:
+      word: uint32.
+    Returns: float32 >= 0.
+    """
     bits = np.float32((f32(word) + f32(0.5)) * _TO_UNIT).view(np.int32)
     exponent = i32(i32(bits - i32(0x3F3504F3)) >> i32(23))  # which leaves a mantissa in [1/sqrt 2, sqrt 2)
     x = np.int32(bits - i32(exponent << i32(23))).view(np.float32) - f32(1.0)
@@ -157,6 +176,10 @@ def normal_pair(word_0, word_1):
     The angle is pi v with v in [-1/2, 1/2), and half a turn more by a coin: the lowest bit of v, 2^-32 of its range,
     far below what float32 keeps of it. Polynomials of sin(pi v) / v and cos(pi v) in v^2, fitted here: errors below
     2e-8.
+
+    Args:
+      word_0, word_1: independent and uniform; uint32.
+    Returns: two numbers, float32.
     """
     length = f32(math.sqrt(f32(2.0) * minus_log_of_unit(word_0)))
     coin = i32(i32(word_1) << i32(31))
@@ -172,7 +195,12 @@ def normal_pair(word_0, word_1):
 
 @njit(**INLINE)
 def exponential(x):
-    """e^x in float32, clamped to [-87, 88]; no branches."""
+    """e^x in float32, clamped to [-87, 88]; no branches.
+
+    Args:
+      x: float32.
+    Returns: float32 > 0.
+    """
     x = min(max(x, f32(-87.0)), f32(88.0))
     n = (x * _LOG2_E + _ROUND) - _ROUND  # to the nearest whole number: adding 1.5 * 2^23 leaves no room for a fraction
     r = x - n * _LN_2_HIGH - n * _LN_2_LOW
@@ -188,7 +216,12 @@ def exponential(x):
 
 @njit(**INLINE)
 def normal_cdf(x):
-    """Phi(x) in float32, absolute error below 4e-7: 1/2 + x P(x^2) / Q(x^2), fitted here; no branches."""
+    """Phi(x) in float32, absolute error below 4e-7: 1/2 + x P(x^2) / Q(x^2), fitted here; no branches.
+
+    Args:
+      x: float32; clamped to [-5.2, 5.2].
+    Returns: float32.
+    """
     x = min(max(x, f32(-5.2)), f32(5.2))
     z = x * x
     p = f32(-1.616475664e-8) * z + f32(5.374407465e-6)

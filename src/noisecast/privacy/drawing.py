@@ -18,7 +18,8 @@ STEPS_PER_BLOCK = 256  # steps drawn from one generator, so that any range of st
 class Batches(NamedTuple):
     """Batches of static shape. Padded entries have mask False (and index 0).
 
-    indices: (steps, width) int32 rows of the data set.   mask: (steps, width) bool, True where a row was drawn.
+    Args:
+      indices: (steps, width) int32 rows of the data set.   mask: (steps, width) bool, True where a row was drawn.
     """
 
     indices: NDArray[np.int32]
@@ -26,12 +27,27 @@ class Batches(NamedTuple):
 
 
 def round_up(width: int) -> int:
-    """The next multiple of 8: few shapes, so that few programs are compiled."""
+    """The next multiple of 8: few shapes, so that few programs are compiled.
+
+    Args:
+      width: >= 0.
+    Returns: at least width.
+
+    >>> round_up(1), round_up(8)
+    (8, 8)
+    """
     return -(-width // 8) * 8
 
 
 def check_range(start: int, stop: int) -> None:
-    """Raises: ValueError unless 0 <= start <= stop."""
+    """Whether this is a range of steps.
+
+    Args:
+      start, stop: of steps.
+    Raises: ValueError unless 0 <= start <= stop.
+
+    >>> check_range(0, 3)
+    """
     if not 0 <= start <= stop:
         raise ValueError(f"Expected 0 <= start <= stop, got start {start} and stop {stop}.")
 
@@ -48,7 +64,15 @@ class _PhiloxKey(ISeedSequence):
 
 
 def generator(key: bytes, what: str, number: int) -> np.random.Generator:
-    """The generator of a block of steps, or of an epoch, keyed by a SHA-256: Philox, or ChaCha20 for a `SecureKey`."""
+    """The generator of a block of steps, or of an epoch, keyed by a SHA-256: Philox, or ChaCha20 for a `SecureKey`.
+
+    Args:
+      key: of this run's batches.   what: "block" or "epoch".   number: of it; >= 0.
+    Returns: the same generator for the same arguments.
+
+    >>> generator(b"key", "block", 0).bytes(4) == generator(b"key", "block", 0).bytes(4)
+    True
+    """
     digest = hashlib.sha256(key + b"|" + what.encode() + number.to_bytes(8, "big")).digest()
     if isinstance(key, SecureKey):
         from randomgen import ChaCha
@@ -67,7 +91,18 @@ def batches_by_block(
     num_rows: int,
     width: int,
 ) -> Batches:
-    """Uniform subsets of the sizes that draw_sizes(generator) gives, drawn a block of steps at a time."""
+    """Uniform subsets of the sizes that draw_sizes(generator) gives, drawn a block of steps at a time.
+
+    Args:
+      key: of this run's batches.   start, stop: of the steps, 0 <= start <= stop.
+      draw_sizes: generator -> sizes of a block's batches; (STEPS_PER_BLOCK,).   num_rows: of the data set.
+      width: columns; more where a batch is larger.
+    Returns: Batches of stop - start steps.
+    Raises: ValueError for a range, or a number of rows, that there is not.
+
+    >>> batches_by_block(b"key", 0, 2, lambda rng: np.full(STEPS_PER_BLOCK, 3), 10, 8).mask.sum(axis=1).tolist()
+    [3, 3]
+    """
     check_range(start, stop)
     if not 0 <= num_rows < 2**31 - 2**20:
         raise ValueError(f"Expected 0 <= num_rows < 2^31 - 2^20 (rows are int32), got {num_rows}.")
@@ -99,6 +134,14 @@ def uniform_subsets(
 
     Members are drawn with replacement and all but one of each group of equal ones are drawn again until none are equal.
     The procedure treats all rows of the data alike, so every subset of the size is equally likely: the law is exact.
+
+    Args:
+      rng: of the block.   sizes: (steps,) integers, 0 <= size <= num_rows.   num_rows: of the data set.
+      needed: rows that will be looked at; None: all.
+    Returns: (steps, largest size) int32.
+
+    >>> uniform_subsets(np.random.default_rng(0), np.array([2, 0]), 2).tolist()
+    [[0, 1], [2, 3]]
     """
     columns = np.arange(int(sizes.max(initial=0)), dtype=np.int32)
     padded = columns >= sizes[:, None]

@@ -32,7 +32,15 @@ _LN_2_HIGH, _LN_2_LOW = 0.693359375, -2.12194440e-4
 
 
 def counter_keys(keys: bytes | Sequence[bytes]) -> Array:
-    """Keys of `standard_normal` on the device: (2,) uint32 for one, (n, 2) for a sequence."""
+    """Keys of `standard_normal` on the device.
+
+    Args:
+      keys: one of at least 8 bytes, or n.
+    Returns: (2,) or (n, 2) uint32.
+
+    >>> counter_keys([bytes(32), bytes(32)]).shape
+    (2, 2)
+    """
     return jnp.asarray(key_data(keys))
 
 
@@ -41,6 +49,10 @@ def threefry(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
 
     Args:
       key: (2,) uint32.   high, low: the counter, uint32 of one shape.
+    Returns: uint32 of that shape each.
+
+    >>> [f"{int(word):08x}" for word in threefry(jnp.zeros(2, jnp.uint32), jnp.uint32(0), jnp.uint32(0))]
+    ['6b200159', '99ba4efe']
     """
     keys = key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY)
     a, b = high + keys[0], low + keys[1]
@@ -58,6 +70,7 @@ def standard_normal(key: Array, step: Any, shape: tuple[int, ...]) -> Array:
     Args:
       key: (2,) uint32 from `counter_keys`, of this purpose alone.   step: 0 <= step < 2^31, may be traced.
       shape: less than 2^33 - 2 numbers.
+    Returns: shape, float32.
 
     >>> standard_normal(counter_keys(bytes(32)), 3, (2, 2)).shape
     (2, 2)
@@ -89,6 +102,10 @@ def _word_pairs_on_a_cpu(key: Array, step: Array, index: Array) -> Array:
 
 def derived_key(key: Array, step: Any) -> Array:
     """JAX's typed key for other variates of a step, from a counter that `standard_normal` never reaches.
+
+    Args:
+      key: (2,) uint32 from `counter_keys`.   step: 0 <= step < 2^32, may be traced.
+    Returns: a typed key; ().
 
     >>> derived_key(counter_keys(bytes(32)), 3).shape
     ()

@@ -95,13 +95,23 @@ class SampledGaussian:
 
         Under REPLACE_ONE do not hand it to dp_accounting's RdpAccountant, which reads the noise multiplier as relative
         to the sensitivity and would take 2 C for C; `epsilon_spent` knows the difference.
+
+        Args:
+          num_steps: T; an integer >= 0.
+        Returns: a `dp_accounting.DpEvent`.
+        Raises: ValueError for another num_steps.
         """
         if isinstance(num_steps, bool) or num_steps != int(num_steps) or num_steps < 0:
             raise ValueError(f"Expected an integer num_steps >= 0, got {num_steps}.")
         return self.sampler.dp_event(self.noise_multiplier, int(num_steps))
 
     def with_noise_multiplier(self, noise_multiplier: float) -> SampledGaussian:
-        """The same mechanism with another z."""
+        """The same mechanism with another z.
+
+        Args:
+          noise_multiplier: z, of the same range.
+        Raises: ValueError out of it.
+        """
         return replace(self, noise_multiplier=noise_multiplier)
 
     def as_data(self) -> dict[str, Any]:
@@ -111,7 +121,11 @@ class SampledGaussian:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> SampledGaussian:
-        """Back from `as_data`. Raises: KeyError, TypeError or ValueError for anything else.
+        """Back from `as_data`.
+
+        Args:
+          data: as `as_data` gave it.
+        Raises: KeyError, TypeError or ValueError for anything else.
 
         >>> from noisecast.privacy.sampling import Poisson
         >>> mechanism = SampledGaussian(noise_multiplier=2.0, l2_clip_norm=0.5, sampler=Poisson(0.01, 64))

@@ -70,12 +70,23 @@ class RandomRoot:
 
     @classmethod
     def from_os_entropy(cls, *, secure_noise: bool = False) -> RandomRoot:
-        """32 bytes from the operating system's generator."""
+        """32 bytes from the operating system's generator.
+
+        Args:
+          secure_noise: as of the class.
+        Returns: a root that nobody knows.
+        """
         return cls(os.urandom(32), None, secure_noise)
 
     @classmethod
     def from_insecure_seed(cls, seed: int) -> RandomRoot:
-        """A root that anybody who knows the seed can rebuild: reproducible, not private."""
+        """A root that anybody who knows the seed can rebuild: reproducible, not private.
+
+        Args:
+          seed: an integer of at most 64 bits.
+        Returns: the same root for the same seed.
+        Raises: TypeError for what is no integer, ValueError for a longer one.
+        """
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise TypeError(f"Expected an integer insecure seed, got {seed!r}.")
         seed = int(seed)
@@ -85,6 +96,7 @@ class RandomRoot:
 
     @property
     def is_private(self) -> bool:
+        """Whether nobody can rebuild it: it was not made of a seed."""
         return self.insecure_seed is None
 
     @property
@@ -124,6 +136,10 @@ def _encode(part: str | int) -> bytes:
 def key_data(keys: bytes | Sequence[bytes]) -> NDArray[np.uint32]:
     """The first 64 bits of a key as JAX's raw key data: (2,) uint32, or (n, 2) for n keys, ready to stack and vmap.
 
+    Args:
+      keys: one of at least 8 bytes, or n.
+    Returns: (2,) or (n, 2) uint32.
+
     >>> key_data([bytes(32), b"\\x01" * 32]).tolist()
     [[0, 0], [16843009, 16843009]]
     """
@@ -134,6 +150,10 @@ def key_data(keys: bytes | Sequence[bytes]) -> NDArray[np.uint32]:
 
 def key_words(key: bytes) -> NDArray[np.uint32]:
     """A key of 32 bytes as words, most significant first: (8,) uint32. Threefry takes four of them, ChaCha20 all.
+
+    Args:
+      key: 32 bytes.
+    Returns: (8,) uint32.
 
     >>> key_words(bytes(31) + b"\x07").tolist()
     [0, 0, 0, 0, 0, 0, 0, 7]
@@ -146,6 +166,10 @@ def jax_key(keys: bytes | Sequence[bytes] | NDArray[np.uint32]) -> jax.Array:
 
     The key of step t is `jax.random.fold_in(key, t)`, so that a resumed run draws what the uninterrupted one did. Not
     for privacy noise: that is `jax_noise.private_mean`.
+
+    Args:
+      keys: one of at least 8 bytes, n of them, or their `key_data`; (n, 2).
+    Returns: a typed key array; () or (n,).
 
     >>> jax_key([bytes(32), bytes(32)]).shape
     (2,)

@@ -17,6 +17,7 @@ def on_public_grid(weights: np.ndarray, noise_std: float) -> np.ndarray:
 
     Args:
       weights: any shape, float32.   noise_std: > 0, that noise has given each of them, from public numbers [params].
+    Returns: shape of weights, float32.
     Raises: ValueError for another noise_std.
 
     >>> on_public_grid(np.array([0.1, 0.10001, 3.0, 0.0], np.float32), 1.0).tolist()

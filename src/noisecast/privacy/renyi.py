@@ -38,8 +38,9 @@ ORDERS = (
 class SampledPair:
     """P = q N_1 + (1-q) N_0 and Q = N_0, with noise N(0, z^2): one step, in units of how far a record moves the sum.
 
-    probability: 0 < q <= 1.   noise_multiplier: z > 0, relative to that distance.   is_replaced: whether neighbours
-    differ by a replaced record, which costs up to twice as much (`divergences`).
+    Args:
+      probability: 0 < q <= 1.   noise_multiplier: z > 0, relative to that distance.
+      is_replaced: whether neighbours differ by a replaced record, which costs up to twice as much (`divergences`).
     """
 
     probability: float
@@ -55,13 +56,22 @@ class SampledPair:
         A_alpha - 1, as E_Q (P/Q)^(1-alpha) <= A_alpha (Mironov, Talwar and Zhang, 2019, Thm 5). Poisson is one of the
         cases bounded.
 
+        Args:
+          orders: > 1, ascending; (k,).
+        Returns: (k,) >= 0; inf where no bound is known.
+
         >>> SampledPair(0.01, 1.0, False).divergences([2, 8, 64]).round(6).tolist()
         [0.000172, 0.000894, 27.321732]
         """
         return self._from_above(np.asarray(orders, float), self.computed(orders))
 
     def computed(self, orders: Sequence[float]) -> NDArray[np.float64]:
-        """dp_accounting's divergences for add/remove; inf at a fractional order whose sum does not converge."""
+        """dp_accounting's divergences for add/remove; inf at a fractional order whose sum does not converge.
+
+        Args:
+          orders: > 1; (k,).
+        Returns: (k,).
+        """
         import dp_accounting as dp
 
         event = dp.PoissonSampledDpEvent(self.probability, dp.GaussianDpEvent(self.noise_multiplier))

@@ -43,15 +43,30 @@ class Sampler(Protocol):
         ...
 
     def dp_event(self, noise_multiplier: float, num_steps: int) -> Any:
-        """What num_steps steps release about one record, as a dp_accounting event."""
+        """What num_steps steps release about one record, as a dp_accounting event.
+
+        Args:
+          noise_multiplier: z >= 0, relative to the most that one record adds to a sum.   num_steps: T >= 0.
+        Returns: a `dp_accounting.DpEvent`.
+        """
         ...
 
     def batch_noise_variance(self, mean: Any, second_moment: Any) -> Any:
-        """Variance that the choice of the batch gives each coordinate of the mean clipped gradient."""
+        """Variance that the choice of the batch gives each coordinate of the mean clipped gradient.
+
+        Args:
+          mean, second_moment: E g and E g^2 of a clipped example's gradient, a coordinate; any shape.
+        Returns: shape of both.
+        """
         ...
 
     def batch_fill(self, num_examples: float | None) -> float:
-        """Expected examples in a batch over B, from a data set of that many, which need not be the declared size."""
+        """Expected examples in a batch over B, from a data set of that many, which need not be the declared size.
+
+        Args:
+          num_examples: of that data set; None where the size is not known.
+        Returns: () >= 0; 1 for the declared size.
+        """
         ...
 
     def why_unsupported(self, adjacency: Adjacency) -> str | None:
@@ -75,6 +90,15 @@ class _Usual:
 
     def neighbours(self, adjacency: Adjacency) -> str:
         return {Adjacency.ADD_OR_REMOVE_ONE: "adding or removing", Adjacency.REPLACE_ONE: "replacing"}[adjacency]
+
+
+class _ZeroedOut(_Usual):
+    """A record is left out by zeroing its contribution: without its place, others would move to other batches."""
+
+    def neighbours(self, adjacency: Adjacency) -> str:
+        if adjacency == Adjacency.ADD_OR_REMOVE_ONE:
+            return "zeroing out the contribution of"
+        return super().neighbours(adjacency)
 
 
 @dataclass(frozen=True)
@@ -103,7 +127,12 @@ class Poisson(_Usual):
 
     @classmethod
     def for_batch_size(cls, batch_size: float, num_examples: int) -> Poisson:
-        """q = batch_size / num_examples, with num_examples the declared (public) size of the data set."""
+        """q = batch_size / num_examples, with num_examples the declared (public) size of the data set.
+
+        Args:
+          batch_size: B, expected; 0 < B <= n.   num_examples: n.
+        Raises: ValueError for a batch size out of range.
+        """
         if not 0 < batch_size <= num_examples:
             raise ValueError(
                 f"Expected 0 < batch_size <= num_examples = {num_examples}, got {batch_size:g}; choose a smaller batch."
@@ -133,6 +162,11 @@ class Poisson(_Usual):
 
         K ~ Binomial(num_rows, q) and then a uniform K-subset is the same law as independent coins. No batch is ever
         truncated: the width grows in the rare case that one is larger.
+
+        Args:
+          key: of this run's batches.   start, stop: of the steps, 0 <= start <= stop.   num_rows: of the data set.
+        Returns: Batches of stop - start steps.
+        Raises: ValueError for a range, or a number of rows, that there is not.
 
         >>> Poisson(0.5, 2).batches(b"key", 3, 5, num_rows=4).mask.shape
         (2, 24)
@@ -240,6 +274,8 @@ class FixedSize(_DeclaredSizes):
     def batches(self, key: bytes, start: int, stop: int, num_rows: int) -> Batches:
         """The batches of steps start <= t < stop, the same whatever ranges are asked for.
 
+        Args, Returns and Raises: as `Poisson.batches`; num_rows is the declared size, else a ValueError.
+
         >>> FixedSize(3, 10).batches(b"key", 0, 2, num_rows=10).mask.sum(axis=1).tolist()
         [3, 3]
         """
@@ -264,7 +300,7 @@ class FixedSize(_DeclaredSizes):
 
 
 @dataclass(frozen=True)
-class Shuffled(_DeclaredSizes):
+class Shuffled(_ZeroedOut, _DeclaredSizes):
     """A new permutation every epoch, cut into batches of batch_size, the remainder dropped (as in the paper's runs).
 
     Accounted without amplification by sampling: a record is used at most once an epoch, so T steps are at most
@@ -277,10 +313,16 @@ class Shuffled(_DeclaredSizes):
 
     @property
     def steps_per_epoch(self) -> int:
+        """floor(n / B): whole batches of a permutation."""
         return self.num_examples // self.batch_size  # in whole numbers: epsilon counts by it
 
     def num_epochs(self, num_steps: int) -> int:
-        """E = ceil(num_steps / steps_per_epoch): the most often that one record is used."""
+        """E = ceil(num_steps / steps_per_epoch): the most often that one record is used.
+
+        Args:
+          num_steps: T >= 0.
+        Returns: E >= 0.
+        """
         return -(-num_steps // self.steps_per_epoch)
 
     def dp_event(self, noise_multiplier: float, num_steps: int) -> Any:
@@ -290,6 +332,8 @@ class Shuffled(_DeclaredSizes):
 
     def batches(self, key: bytes, start: int, stop: int, num_rows: int) -> Batches:
         """The batches of steps start <= t < stop, the same whatever ranges are asked for.
+
+        Args, Returns and Raises: as `Poisson.batches`; num_rows is the declared size, else a ValueError.
 
         >>> np.sort(Shuffled(2, 6).batches(b"key", 3, 6, num_rows=6).indices[:, :2].ravel()).tolist()
         [0, 1, 2, 3, 4, 5]
@@ -309,12 +353,6 @@ class Shuffled(_DeclaredSizes):
     def why_unsupported(self, adjacency: Adjacency) -> str | None:
         return None
 
-    def neighbours(self, adjacency: Adjacency) -> str:
-        """A record is left out by zeroing its contribution: without its place, others would move to other batches."""
-        if adjacency == Adjacency.ADD_OR_REMOVE_ONE:
-            return "zeroing out the contribution of"
-        return super().neighbours(adjacency)
-
     def statement(self) -> str:
         return (
             "Batches are shuffled, not Poisson-sampled: the guarantee counts each record once an epoch, without "
@@ -323,7 +361,7 @@ class Shuffled(_DeclaredSizes):
 
 
 @dataclass(frozen=True)
-class Stream(_Usual):
+class Stream(_ZeroedOut):
     """Every step sees batch_size fresh examples of a population, so that no record is ever used twice.
 
     One record meets one Gaussian mechanism, whatever the number of steps. Under add/remove in the zero-out sense.
@@ -367,12 +405,6 @@ class Stream(_Usual):
     def why_unsupported(self, adjacency: Adjacency) -> str | None:
         return None
 
-    def neighbours(self, adjacency: Adjacency) -> str:
-        """A record is left out by zeroing its contribution: without its place, others would move to other batches."""
-        if adjacency == Adjacency.ADD_OR_REMOVE_ONE:
-            return "zeroing out the contribution of"
-        return super().neighbours(adjacency)
-
     def statement(self) -> str:
         return "Every step uses fresh examples, each at most once, and the guarantee holds for such one-pass data only."
 
@@ -400,6 +432,9 @@ def steps_of_epochs(num_epochs: float, sampling_probability: float) -> int:
 def sampler_named(name: str, batch_size: float, num_examples: int) -> Sampler:
     """The sampler of a data set under the name that a person types: "poisson", "fixed-size" or "shuffled".
 
+    Args:
+      name: of the three.   batch_size: B; > 0, a whole number except for "poisson".   num_examples: n, declared.
+    Returns: the sampler.
     Raises: ValueError for a batch size that the sampler cannot draw.
 
     >>> sampler_named("shuffled", 64, 25_000)
@@ -414,6 +449,11 @@ def sampler_named(name: str, batch_size: float, num_examples: int) -> Sampler:
 
 def adjacency_named(name: str | None, sampler: str) -> Adjacency:
     """What one record may change, under the name that a person types; where none is typed, what the sampler is for.
+
+    Args:
+      name: "add-or-remove-one", "replace-one" or None.   sampler: the name of one, as `sampler_named` takes it.
+    Returns: Adjacency.
+    Raises: ValueError for another name.
 
     >>> str(adjacency_named(None, "poisson")), str(adjacency_named(None, "fixed-size"))
     ('add_or_remove_one', 'replace_one')

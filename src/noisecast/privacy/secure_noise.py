@@ -31,10 +31,14 @@ COLUMNS = 64  # blocks that are computed at once for whole arrays of normals
 
 @njit(**FAST)
 def chacha20(start, words, count):
-    """words[:, i] = the block of the state start[:, i], i < count <= n; (16, n) uint32 each, contiguous, n >= 16.
+    """ChaCha20: words[:, i] = the block of the state start[:, i], i < count.
 
     Columns beyond `count` may be written, too: sixteen blocks are computed side by side, and so some twice. Not in
     place, therefore.
+
+    Args:
+      start: states; (16, n) uint32, contiguous, n >= 16.   words: written to; as start.   count: <= n.
+    Raises: ValueError for arrays of other shapes.
     """
     wide_vectors()
     most = start.shape[1] - BESIDE
@@ -122,10 +126,12 @@ def first_states(keys: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def standard_normals(keys: Sequence[bytes], first_step: int, num_steps: int, num_params: int) -> NDArray[np.float32]:
-    """N(0, 1) numbers of whole steps, from a cipher: (num_steps, len(keys), num_params) float32.
+    """N(0, 1) numbers of whole steps, from a cipher.
 
     Args:
-      keys: one a run, of its privacy noise alone; 32 bytes each.   first_step: >= 0.
+      keys: one a run, of its privacy noise alone; 32 bytes each.   first_step, num_steps: >= 0.
+      num_params: d; >= 0.
+    Returns: (num_steps, len(keys), num_params) float32.
 
     >>> standard_normals([bytes(32)], 5, 2, 3).shape
     (2, 1, 3)

@@ -6,7 +6,7 @@ All counted. Runs that draw batches of their own compose as their steps do. Runs
 those of one seed) do not: a record that is in the batch is in all of them, so being left out of it protects once and
 not once a run. In units of each run's noise its sums move by at most (1/z_1, ..., 1/z_k), a vector of length
 (sum_i z_i^-2)^(1/2), whatever the clips. Such steps are one step with z = (sum_i z_i^-2)^(-1/2): the worst cases of
-`accounting` bound a sum by its length alone, in any number of dimensions. Without amplification by sampling sharing
+`worst_case` bound a sum by its length alone, in any number of dimensions. Without amplification by sampling sharing
 makes no difference.
 
 Best of a random number. Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy" (ICLR 2022): K is
@@ -34,17 +34,11 @@ from functools import cache
 
 import numpy as np
 
-from noisecast.privacy.accounting import (
-    EXACT,
-    NONE,
-    RDP,
-    PrivacySpent,
-    _smaller_bound,
-    _Step,
-    check_delta,
-)
+from noisecast.privacy.accounting import PrivacySpent, check_delta
+from noisecast.privacy.composition import EXACT, NONE, RDP, smaller_bound
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.renyi import ORDERS, SampledPair
+from noisecast.privacy.worst_case import WorstCase
 
 ALL_ORDERS = tuple(order for ladder in ORDERS for order in ladder)
 # Where runs turn out other than the first. Ledgers rest on it: after runs were looked at it must not change.
@@ -81,6 +75,7 @@ def composed_epsilon(
         sampled (Smith and Thakurta 2022). Privacy loss distributions need a fixed plan. So does the best of several
         bounds, for whoever chooses runs chooses the bound with them, unless each has its share of delta (a union
         bound): eight tenths the settled order, a tenth the Gaussian mechanism, a tenth fourteen other orders.
+    Returns: PrivacySpent.
     Raises: ValueError for runs whose guarantees speak of different neighbours, or that share batches of two samplers,
       or an order out of range.
 
@@ -114,7 +109,7 @@ def composed_epsilon(
     if all(part.probability == 1 for part in parts):
         epsilon = parts[0].exact_epsilon(target_delta)
         return answer(epsilon, EXACT, {EXACT: epsilon}, None)
-    return answer(*_smaller_bound(parts, target_delta, deadline))
+    return answer(*smaller_bound(parts, target_delta, deadline))
 
 
 def settled_order(mechanism: SampledGaussian, *, epsilon: float, delta: float) -> float:
@@ -122,6 +117,7 @@ def settled_order(mechanism: SampledGaussian, *, epsilon: float, delta: float) -
 
     Args:
       mechanism: of the first run.   epsilon, delta: the budget, as it was set before; 0 < epsilon < inf, 0 < delta < 1.
+    Returns: one of `ALL_ORDERS`; 2 without noise, where no order helps.
     Raises: ValueError: out of range.
 
     >>> from noisecast.privacy.sampling import Poisson
@@ -135,7 +131,7 @@ def settled_order(mechanism: SampledGaussian, *, epsilon: float, delta: float) -
     if mechanism.noise_multiplier == 0:
         return 2.0  # no order helps
     orders = np.array(ALL_ORDERS)
-    one_step = _Step.of(mechanism.sampler, mechanism.noise_multiplier, mechanism.adjacency, 1)
+    one_step = WorstCase.of(mechanism.sampler, mechanism.noise_multiplier, mechanism.adjacency, 1)
     # The divergence that is epsilon at an order and 0.8 delta (Canonne, Kamath, Steinke 2020, Prop. 12); where an
     # epsilon is too small for any, the order that comes nearest.
     room = epsilon - np.log1p(-1 / orders) + np.log(0.8 * orders * delta) / (orders - 1)
@@ -148,7 +144,7 @@ def _at_all_orders(pair: SampledPair) -> np.ndarray:
     return pair.divergences(ALL_ORDERS)
 
 
-def _epsilons_chosen(settled: float, parts: Sequence[_Step], target_delta: float) -> dict[str, float]:
+def _epsilons_chosen(settled: float, parts: Sequence[WorstCase], target_delta: float) -> dict[str, float]:
     """Each bound with its share of delta, by accountant."""
     from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
@@ -178,14 +174,14 @@ def _common_adjacency(mechanisms: Sequence[SampledGaussian]) -> Adjacency:
     return mechanisms[0].adjacency
 
 
-def _parts(runs: Sequence[Run], adjacency: Adjacency) -> list[_Step]:
+def _parts(runs: Sequence[Run], adjacency: Adjacency) -> list[WorstCase]:
     """The runs as independent parts: all unsampled steps in one, and sampled ones with those that share their batch."""
     inverse_squares = []
     sharing: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         mechanism = run.mechanism
         mechanism.dp_event(run.num_steps)  # checks num_steps
-        step = _Step.of(mechanism.sampler, mechanism.noise_multiplier, adjacency, int(run.num_steps))
+        step = WorstCase.of(mechanism.sampler, mechanism.noise_multiplier, adjacency, int(run.num_steps))
         if step.count and step.probability == 1:
             inverse_squares.append(step.count / step.noise_multiplier**2)
         elif step.count:
@@ -193,9 +189,9 @@ def _parts(runs: Sequence[Run], adjacency: Adjacency) -> list[_Step]:
     counts: Counter = Counter()
     for together in sharing.values():
         counts.update(_shared_steps(together))
-    parts = [_Step.of(sampler, z, adjacency, count) for (sampler, z), count in counts.items()]
+    parts = [WorstCase.of(sampler, z, adjacency, count) for (sampler, z), count in counts.items()]
     if inverse_squares:
-        parts.insert(0, _Step(_combined(inverse_squares), 1.0, adjacency, False, 1))
+        parts.insert(0, WorstCase(_combined(inverse_squares), 1.0, adjacency, False, 1))
     return parts
 
 
@@ -297,6 +293,7 @@ def repeat_select_epsilon(cells: Sequence[Cell], *, trials: TrialDistribution, t
       cells: all that a trial may draw, with (mechanism, num_steps) of each; at least one.
       trials: the law that the number of trials was really drawn from.
       target_delta: 0 < delta < 1.
+    Returns: PrivacySpent.
     Raises: ValueError for cells whose guarantees speak of different neighbours.
 
     Valid when: trials are independent (batches too), each draws its cell without looking at the data, and the best is
@@ -318,7 +315,7 @@ def repeat_select_epsilon(cells: Sequence[Cell], *, trials: TrialDistribution, t
     adjacency = _common_adjacency([mechanism for mechanism, _ in cells])
     for mechanism, num_steps in cells:
         mechanism.dp_event(num_steps)  # checks num_steps
-    steps = {_Step.of(m.sampler, m.noise_multiplier, adjacency, int(num_steps)) for m, num_steps in cells}
+    steps = {WorstCase.of(m.sampler, m.noise_multiplier, adjacency, int(num_steps)) for m, num_steps in cells}
     steps = {step for step in steps if step.count}
     if any(step.noise_multiplier == 0 for step in steps):
         note = "A cell without noise has no guarantee, and any trial may draw it."

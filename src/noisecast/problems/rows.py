@@ -178,17 +178,17 @@ def _finite_entries(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray,
     row = np.repeat(np.arange(len(counts)), counts)
     squared_norms = np.bincount(row, np.square(values, dtype=np.float64), minlength=len(counts))
     finite = np.isfinite(squared_norms)
-    return np.where(finite[row], values, np.float32(0.0)), _rounded_up(np.where(finite, squared_norms, np.inf))
+    return np.where(finite[row], values, np.float32(0.0)), _float32_above(np.where(finite, squared_norms, np.inf))
 
 
 def _finite_rows(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows and their squared norms. A row that is not finite becomes zeros of infinite norm: clipping takes it out."""
     finite = np.all(np.isfinite(values), axis=1)
     values = np.where(finite[:, None], values, np.float32(0.0))
-    return values, _rounded_up(np.where(finite, np.square(values, dtype=np.float64).sum(axis=1), np.inf))
+    return values, _float32_above(np.where(finite, np.square(values, dtype=np.float64).sum(axis=1), np.inf))
 
 
-def _rounded_up(squared_norms: np.ndarray) -> np.ndarray:
+def _float32_above(squared_norms: np.ndarray) -> np.ndarray:
     """Towards +inf: a norm that is a rounding error too small would let a clipped gradient exceed the clip norm."""
     with np.errstate(over="ignore"):  # too large for float32 is infinite, and clipped as such
         single = squared_norms.astype(np.float32)

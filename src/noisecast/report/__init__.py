@@ -1,7 +1,7 @@
 """One self-contained HTML page of a store or a model: `write_report(path, output)`.
 
 answers       which settings are best at each epsilon, and how sure that is
-thresholds    where the better optimizer changes
+score_thresholds   where the better optimizer changes
 tuning_cost   what choosing costs
 snippets      settings to copy, in four libraries
 chart_data    the table that the sliders read;   static_chart   the main chart without JavaScript

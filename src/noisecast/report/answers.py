@@ -12,7 +12,7 @@ import pandas as pd
 from noisecast.optimizers import OPTIMIZERS
 from noisecast.protocols import Score, ranked, tuned
 from noisecast.report.parts import shown_epsilon
-from noisecast.report.thresholds import Point, in_words, thresholds
+from noisecast.report.score_thresholds import Point, in_words, score_thresholds
 from noisecast.table import DIVERGED, METRICS
 
 SAME_BUDGET = 1.02  # epsilons of two batch sizes that were calibrated to one target differ by less
@@ -167,7 +167,7 @@ def crossings(table: pd.DataFrame, score: Score, kept_at: float | None = None) -
         names = [name for name in ordered(curves)]
         for i, first in enumerate(names):
             for second in names[i + 1 :]:
-                found = thresholds(first, curves[first], second, curves[second], more=score.larger_is_better)
+                found = score_thresholds(first, curves[first], second, curves[second], more=score.larger_is_better)
                 words = in_words(found, _leader(curves, first, second, score.larger_is_better))
                 entries.append(
                     {"batch": batch, "steps": steps, "runner": runner, "first": first, "second": second,

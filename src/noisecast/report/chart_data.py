@@ -88,7 +88,7 @@ def _problems(found: Any) -> tuple[list[dict[str, Any]], dict[tuple, tuple[int, 
                     "steps": steps,
                     "delta": float(levels["target_delta"].iloc[0]),
                     "levels": [
-                        {"z": z, "epsilon": e, "nominal": _rounded(n, 4), "text": epsilon_text(e, 3)}
+                        {"z": z, "epsilon": e, "nominal": _to_digits(n, 4), "text": epsilon_text(e, 3)}
                         for z, e, n in zip(
                             levels["noise_multiplier"], levels["epsilon"], levels["nominal_epsilon"], strict=True
                         )
@@ -167,8 +167,8 @@ def _factor(num_seeds: Any) -> Any:
 def _number_and_half(value: float, half: float) -> list[float | None] | None:
     if not math.isfinite(value):
         return None
-    return [_rounded(value, 6), _rounded(half, 3)]
+    return [_to_digits(value, 6), _to_digits(half, 3)]
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
+def _to_digits(value: float | None, digits: int) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")

@@ -25,7 +25,7 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LevelPrice:
+class LevelCost:
     """What a level would have cost, had it alone been swept.
 
     Args:
@@ -55,7 +55,7 @@ class TuningCost:
     is_private: bool | None
     everything: float | None
     meaning: str
-    levels: tuple[LevelPrice, ...]
+    levels: tuple[LevelCost, ...]
     left_out: str | None
 
 
@@ -83,11 +83,11 @@ def tuning_cost(
         priceable = []
     shown = priceable[:: max(1, math.ceil(len(priceable) / MOST_LEVELS))]
     left_out = None if len(shown) == len(priceable) else f"{len(shown)} of {len(priceable)} levels are priced here."
-    prices = tuple(_level_price(table, ledger, level, choice.target_delta) for level in shown)
+    prices = tuple(_level_cost(table, ledger, level, choice.target_delta) for level in shown)
     return TuningCost(len(ledger.runs), ledger.is_private, everything, meaning, prices, left_out)
 
 
-def _level_price(table: pd.DataFrame, ledger: Ledger, level: Level, target_delta: float) -> LevelPrice:
+def _level_cost(table: pd.DataFrame, ledger: Ledger, level: Level, target_delta: float) -> LevelCost:
     at: Any = table[
         (table["problem"] == level.problem)
         & (table["expected_batch_size"] == level.batch_size)
@@ -98,7 +98,7 @@ def _level_price(table: pd.DataFrame, ledger: Ledger, level: Level, target_delta
     # The price does not depend on the clip norm: one cell stands for all that differ in nothing else.
     cells = list({(replace(run.mechanism, l2_clip_norm=1.0), run.num_steps) for run in runs})
     trials = TrialDistribution(TrialKind.GEOMETRIC, float(len(runs)))
-    return LevelPrice(
+    return LevelCost(
         level,
         len(runs),
         composed_epsilon(runs, target_delta=target_delta).epsilon,

@@ -21,10 +21,10 @@ from noisecast.figures._style import OPTIMIZER_COLOURS, RC, RUNNER_LABELS, RUNNE
 from noisecast.protocols import NUM_LAST_EPOCHS, Score, tuned
 from noisecast.reproduction.claims import UNDECIDED, Claim
 from noisecast.reproduction.fits import Estimate, bootstrap
+from noisecast.reproduction.price_of_tuning import price_of_tuning
 from noisecast.reproduction.protocol_b_sweeps import COMPARED_CLIP, compared, questions, sweeps
 from noisecast.reproduction.retuned import Cube, best_rates, cubes, slope, stacked, steps
 from noisecast.reproduction.tasks import FORUM, IMDB, MOVIELENS_CENTRED, MOVIELENS_PAPER_LIKE
-from noisecast.reproduction.tuning_price import price_of_tuning
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.table import DIVERGED
 

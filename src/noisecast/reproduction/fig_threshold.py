@@ -35,7 +35,14 @@ from noisecast.reproduction.tasks import (
     Scale,
     Task,
 )
-from noisecast.reproduction.thresholds import ADAPTIVE, WINDOWS, gaps, slope_on_batch_size, thresholds, window_of
+from noisecast.reproduction.threshold_voices import (
+    ADAPTIVE,
+    WINDOWS,
+    gaps,
+    slope_on_batch_size,
+    threshold_voices,
+    window_of,
+)
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.runners import Moments
 from noisecast.table import OK
@@ -114,7 +121,7 @@ def data(table: Any) -> pd.DataFrame:
 def claims(frame: pd.DataFrame) -> list[Claim]:
     """Of every task and adaptive optimizer: is there a threshold, where, how it moves, and do the formulas find it."""
     found = []
-    for (problem, name), rows in thresholds(frame).groupby(["problem", "optimizer"], sort=False):
+    for (problem, name), rows in threshold_voices(frame).groupby(["problem", "optimizer"], sort=False):
         voices = {source: part.set_index("batch_size") for source, part in rows.groupby("source", sort=False)}
         about = f"{title_of(problem)}, DP-SGD and {name}: "
         source = SOURCE + WINDOWS[task_of(problem).name][2]
@@ -282,7 +289,7 @@ MOST_PANELS = 3  # of batch sizes: the smallest, the middle one and the largest
 def draw(frame: Any) -> Figure:
     """One line a task: losses against the noise multiplier at some batch sizes, then the threshold against B."""
     problems = list(frame["problem"].unique())
-    found = thresholds(frame)
+    found = threshold_voices(frame)
     with mpl.rc_context(RC):
         figure = Figure(figsize=(14.5, 0.9 + 2.9 * len(problems)), layout="constrained")
         lines = figure.subplots(len(problems), MOST_PANELS + 2, squeeze=False)

@@ -15,7 +15,7 @@ from noisecast.runners.runner import Call, Progress, deterministic_calls, groups
 from noisecast.scenario import Scenario
 from noisecast.table import EXTRAPOLATED, OK
 from noisecast.theory.closures import GradientLaw
-from noisecast.theory.linear_sde import (
+from noisecast.theory.local_quadratic import (
     local_quadratic_curvature_loss,
     local_quadratic_gradient_norm_squared,
     local_quadratic_loss,

@@ -16,7 +16,7 @@ from noisecast.runners.runner import Call, Progress, deterministic_calls, rows, 
 from noisecast.scenario import Scenario
 from noisecast.table import EXTRAPOLATED, OK
 from noisecast.theory.frozen_steps import krylov_response
-from noisecast.theory.linear_sde import local_quadratic_loss
+from noisecast.theory.local_quadratic import local_quadratic_loss
 
 LARGEST_ERROR = 0.1  # of the loss: rows with wider error bars are `extrapolated`
 
@@ -50,7 +50,7 @@ class LocalForecast:
     """E f on the loss's quadratic at a point: spectrum by Lanczos, clipping and noise as they are there.
 
     The loss f0 + g'u + u'Hu/2 with the drift h (g + Hu) that clipping leaves and isotropic noise of standard deviation
-    S (`theory.linear_sde.local_quadratic_loss`). DP-SignSGD and DP-Adam act on coordinates, of which the spectrum knows
+    S (`local_quadratic_loss`). DP-SignSGD and DP-Adam act on coordinates, of which the spectrum knows
     nothing: they enter by their linear response to noise that is the same in all of them. The error bars count the
     spectrum's probes, how clipping and noise change until the step in question, how the loss bends away from its
     quadratic on the way to the mean weights, how far the optimizer is from its linear response at the start, and how

@@ -4,8 +4,10 @@
 - `gaussian`: expectations under Gaussian and Student-t noise; E[g/||g||], E erf.
 - `clipping`: what clipping and noise leave of a gradient: shrink factor h, noise std s, the mixture a sign sees.
 - `dp_sgd`, `dp_sign_sgd`, `dp_adam`: drift, noise, rates, floors and bounds of each optimizer.
-- `linear_sde`: moments on quadratics, exact or closed; the closed form of every optimizer on a local quadratic.
+- `linear_sde`: moments on quadratics, exact or closed.
+- `local_quadratic`: the loss of every optimizer on the quadratic that osculates f, in closed form.
 - `optimal`: which optimizer at which noise, and with which learning rate.
+- `closures` and the moments that rest on it: whole runs without dice, behind the forecast.
 
 The optimizers share their names for an equation, so use them as `dp_sgd.decay_rate`. A name ending in `_as_printed`
 is the paper's own text where that drops constants or errs; the plain name is the corrected form. The paper is
@@ -37,9 +39,6 @@ from noisecast.theory.gaussian import (
     student_scale_factor,
 )
 from noisecast.theory.linear_sde import (
-    local_quadratic_curvature_loss,
-    local_quadratic_gradient_norm_squared,
-    local_quadratic_loss,
     loss_bound,
     sgd_moments,
     sgd_moments_sde,
@@ -53,6 +52,11 @@ from noisecast.theory.linear_sde import (
     sign_moments_linear_sde_as_printed,
     sign_second_moment_linear,
     sign_stationary_second_moment,
+)
+from noisecast.theory.local_quadratic import (
+    local_quadratic_curvature_loss,
+    local_quadratic_gradient_norm_squared,
+    local_quadratic_loss,
     spectral_loss,
 )
 from noisecast.theory.low_dimension import low_dimension_clipping_expectations

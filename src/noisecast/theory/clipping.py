@@ -13,13 +13,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from noisecast.theory.gaussian import (
-    _checked_degrees_of_freedom,
-    _column,
-    _like,
-    mean_inverse_radius,
-    student_scale_factor,
-)
+from noisecast.theory.arguments import as_column, checked_degrees_of_freedom, shaped_like
+from noisecast.theory.gaussian import mean_inverse_radius, student_scale_factor
 
 Array = Any
 
@@ -32,6 +27,9 @@ class ClippingExpectations:
       shrink_factor: h in E[clip(g_i)] = h grad f; in [0, 1].
       second_moment: m2 = E||clip(g_i)||^2 [loss^2/params^2]; inf if nothing bounds it.
       clip_fraction: P(||g_i|| > C); in [0, 1].
+
+    >>> ClippingExpectations(shrink_factor=1.0, second_moment=0.25, clip_fraction=0.0)     # G = 1/2, and no noise
+    ClippingExpectations(shrink_factor=1.0, second_moment=0.25, clip_fraction=0.0)
     """
 
     shrink_factor: Array
@@ -69,10 +67,10 @@ def clipping_expectations(
     >>> round(float(e.shrink_factor), 12), float(e.second_moment), float(e.clip_fraction)       # R = 5
     (0.2, 1.0, 1.0)
     """
-    nu, c2 = _checked_degrees_of_freedom(degrees_of_freedom), _checked_clip_norm(l2_clip_norm) ** 2
+    nu, c2 = checked_degrees_of_freedom(degrees_of_freedom), _checked_clip_norm(l2_clip_norm) ** 2
     if not example_noise_std >= 0:
         raise ValueError(f"Expected example_noise_std >= 0, got {example_noise_std}.")
-    g, spread = _column(gradient_norm), num_params * float(example_noise_std) ** 2
+    g, spread = as_column(gradient_norm), num_params * float(example_noise_std) ** 2
     if spread == 0 or math.isinf(nu):
         h, m2, fraction = _with_known_radius(g**2 + spread, c2)
     elif math.isinf(c2):
@@ -80,7 +78,7 @@ def clipping_expectations(
         h, m2, fraction = np.ones_like(g), g**2 + spread * variance_factor, np.zeros_like(g)
     else:
         h, m2, fraction = _with_random_radius(g, spread, nu, c2)
-    return ClippingExpectations(*(_like(x, gradient_norm) for x in (h, m2, fraction)))
+    return ClippingExpectations(*(shaped_like(x, gradient_norm) for x in (h, m2, fraction)))
 
 
 def _with_known_radius(radius_squared: np.ndarray, c2: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -122,15 +120,20 @@ def zero_gradient_clipping_expectations(
         h  = Q(nu/2, nu/(2c^2)) + c K(nu) P((nu+1)/2, nu/(2c^2))
         m2 = C^2 P(nu/2, nu/(2c^2)) + d sigma^2 (nu/2) Gamma(nu/2 - 1, nu/(2c^2)) / Gamma(nu/2)
 
-    Own derivation. Args, Returns and Raises: as `clipping_expectations`, which answers for infinite nu or C and for
-    sigma = 0.
+    Own derivation.
+
+    Args:
+      num_params, example_noise_std, degrees_of_freedom, l2_clip_norm: d, sigma, nu and C, as `clipping_expectations`,
+        which answers for infinite nu or C and for sigma = 0.
+    Returns: ClippingExpectations of () each.
+    Raises: ValueError for nu or C out of range.
 
     >>> e = zero_gradient_clipping_expectations(num_params=100, example_noise_std=1.0, degrees_of_freedom=1.0,
     ...                                         l2_clip_norm=1e-3)
     >>> round(float(e.shrink_factor) / (1e-3 * student_scale_factor(1.0) / 10), 9)       # the paper's Phase 1
     1.0
     """
-    nu, c = _checked_degrees_of_freedom(degrees_of_freedom), _checked_clip_norm(l2_clip_norm)
+    nu, c = checked_degrees_of_freedom(degrees_of_freedom), _checked_clip_norm(l2_clip_norm)
     if math.isinf(nu) or math.isinf(c) or not example_noise_std > 0:
         law: dict[str, Any] = {"num_params": num_params, "example_noise_std": example_noise_std}
         return clipping_expectations(0.0, degrees_of_freedom=nu, l2_clip_norm=c, **law)
@@ -144,6 +147,10 @@ def zero_gradient_clipping_expectations(
 
 def privacy_noise_std(*, noise_multiplier: float, l2_clip_norm: float, expected_batch_size: float) -> float:
     """C z / B: std per coordinate of the privacy noise in the mean gradient (paper, Def. of the private gradient).
+
+    Args:
+      noise_multiplier: z; >= 0.   l2_clip_norm: C; > 0, inf where z = 0 [loss/params].   expected_batch_size: B; > 0.
+    Returns: () >= 0 [loss/params].
 
     >>> privacy_noise_std(noise_multiplier=2.0, l2_clip_norm=0.5, expected_batch_size=10)
     0.1
@@ -186,6 +193,11 @@ def gradient_noise_std(
 def phase_1_noise_std(*, num_params: int, l2_clip_norm: float, batch_size: float, mean_noise_std: float) -> float:
     """s while every example is clipped: sqrt(C^2/(d B) + mean_noise_std^2) (paper, Phase 1, G << sigma sqrt d).
 
+    Args:
+      num_params: d; >= 1.   l2_clip_norm: C; > 0 [loss/params].   batch_size: B; > 0.
+      mean_noise_std: C z/B (`privacy_noise_std`); >= 0 [loss/params].
+    Returns: () > 0 [loss/params].
+
     >>> phase_1_noise_std(num_params=4, l2_clip_norm=2.0, batch_size=1, mean_noise_std=0.0)
     1.0
     """
@@ -195,6 +207,10 @@ def phase_1_noise_std(*, num_params: int, l2_clip_norm: float, batch_size: float
 def phase_2_noise_std(*, example_noise_std: float, batch_size: float, mean_noise_std: float) -> float:
     """s while no example is clipped: sqrt(sigma^2/B + mean_noise_std^2) (paper, Phase 2).
 
+    Args:
+      example_noise_std: sigma; >= 0 [loss/params].   batch_size: B; > 0.
+      mean_noise_std: C z/B (`privacy_noise_std`); >= 0 [loss/params].
+    Returns: () >= 0 [loss/params].
     Valid when: the noise is Gaussian. Student-t noise has variance sigma^2 nu/(nu-2), infinite for nu <= 2, and then
     some examples are always clipped.
 

@@ -34,6 +34,9 @@ class GradientLaw(NamedTuple):
       presence: p_j, the share of batches with an example that moves coordinate j; () or (d,) in (0, 1].
       privacy_variance: what of s_j^2 is there in the other batches too; ().
       sign: E sign(g_j) and its gain; (2, d). Where it is known from more than these moments (`sign_of_batch`).
+
+    >>> GradientLaw(np.zeros(2), 1.0, 3.0).variance
+    4.0
     """
 
     mean: Array
@@ -47,6 +50,7 @@ class GradientLaw(NamedTuple):
 
     @property
     def variance(self) -> Array:
+        """Var g_j = Var F_j(x) + s_j^2; () or (d,) [loss^2/params^2]."""
         return self.signal_variance + self.noise_variance
 
     def when_present(self) -> "GradientLaw":
@@ -54,6 +58,8 @@ class GradientLaw(NamedTuple):
 
         A rare coordinate's batch noise is no Gaussian: mostly it is not there at all, and what is bounded, as a sign
         is, feels it less than its variance says. Both laws have the same first two moments. Own derivation.
+
+        Returns: the law with presence 1; itself where it is that already.
 
         >>> GradientLaw(np.ones(1), 0.0, 5.0, presence=0.5, privacy_variance=1.0).when_present()[:3]
         (array([2.]), 0.0, array([7.]))
@@ -71,6 +77,9 @@ class Response(NamedTuple):
 
     Args:
       expected: E u.   gain: k, Cov(x, u_j) = k_j Cov(x, g_j).   variance: Var u.
+
+    >>> SGD_CLOSURE.response(GradientLaw(np.ones(1), 0.0, np.ones(1)), None)
+    Response(expected=array([1.]), gain=array([1.]), variance=array([1.]))
     """
 
     expected: Array
@@ -127,6 +136,10 @@ def sign_response(law: GradientLaw) -> tuple[Array, Array]:
     F_j and s_k are those of batches in which an example moves the coordinate (`GradientLaw.when_present`). By Stein's
     lemma the derivative is the k_j of Cov(x, sign g_j) = k_j Cov(x, g_j). Sign of the mean where s_k = 0.
 
+    Args:
+      law: of the gradient; (d,).
+    Returns: E sign(g_j) in [-1, 1], and the gain k_j >= 0 [params/loss]; (d,) each.
+
     >>> mean, gain = sign_response(GradientLaw(np.array([0.0, 9.0]), 0.0, 1.0))
     >>> mean.round(6), gain.round(6)
     (array([0., 1.]), array([0.797885, 0.      ]))
@@ -154,6 +167,7 @@ def chord(law: GradientLaw, expected: Array, gain: Array) -> Array:
 
     Args:
       law: of the gradient.   expected, gain: the `response` to it; (d,) each.
+    Returns: (d,), in the unit of u over that of F.
 
     >>> law = GradientLaw(np.array([3.0, 3.0]), 0.0, 1.0, sign=np.array([[1.0, -0.5], [0.1, 0.1]]))
     >>> chord(law, *sign_response(law)).round(2)
@@ -188,6 +202,10 @@ def expected_norm(mean_square: float, variance_of_square: float) -> float:
     """E|X| from E|X|^2 and Var|X|^2, with |X|^2 taken for a Gamma of shape k = (E|X|^2)^2/Var|X|^2.
 
     sqrt(E|X|^2/k) Gamma(k + 1/2)/Gamma(k): exact for a Gaussian of any number of equal variances and for a fixed X.
+
+    Args:
+      mean_square: E|X|^2; >= 0.   variance_of_square: Var|X|^2; >= 0.
+    Returns: E|X|; () >= 0, inf where the arguments overflow.
 
     >>> round(expected_norm(1.0, 2.0), 6), expected_norm(4.0, 0.0)      # E|Z| = sqrt(2/pi)
     (0.797885, 2.0)

@@ -44,6 +44,7 @@ class Swing(NamedTuple):
 
     @classmethod
     def gaussian(cls) -> "Swing":
+        """The standard normal law on `GRID`."""
         density = np.exp(-(GRID**2) / 2)
         return cls(density / density.sum())
 
@@ -51,25 +52,46 @@ class Swing(NamedTuple):
     def coefficients(self) -> Array:
         """c_3 to c_6: 0 of a Gaussian.
 
+        Returns: (4,).
+
         >>> bool(np.abs(Swing.gaussian().coefficients).max() < 1e-7)
         True
         """
         return _polynomials() @ self.density
 
     def departures(self, correlations: Array) -> Array:
-        """c_j b_i^j, j = 3 to 6, by which outputs of correlation b_i with s depart from Gaussians; (n,) -> (4, n)."""
+        """c_j b_i^j, j = 3 to 6, by which outputs of correlation b_i with s depart from Gaussians; (n,) -> (4, n).
+
+        Args:
+          correlations: b_i, of an example's output and s; (n,) in [-1, 1].
+        Returns: (4, n).
+        """
         return self.coefficients[:, None] * correlations ** np.array(ORDERS)[:, None]
 
     def mean_of(self, values: Array) -> Array:
-        """E f(s) of the values f on `GRID`; (..., 71) -> (...)."""
+        """E f(s) of the values f on `GRID`; (..., 71) -> (...).
+
+        Args:
+          values: f on `GRID`; (..., 71).
+        Returns: (...).
+        """
         return values @ self.density
 
     def variance_of(self, values: Array) -> float:
-        """Var f(s) of the values f on `GRID`; (71,)."""
+        """Var f(s) of the values f on `GRID`; (71,).
+
+        Args:
+          values: f on `GRID`; (71,).
+        Returns: () >= 0.
+        """
         return float(self.mean_of((values - self.mean_of(values)) ** 2))
 
     def slope_share(self, pull: Array) -> float:
         """E[s R]/E R' of a pull R on `GRID`: how much stiffer than its mean slope s finds it; 1 of a Gaussian (Stein).
+
+        Args:
+          pull: R on `GRID`; (71,).
+        Returns: () in [0.1, 10]; 1 where R does not pull back.
 
         >>> round(Swing.gaussian().slope_share(np.tanh(GRID)), 6)
         1.0
@@ -87,10 +109,11 @@ class Swing(NamedTuple):
         """The law after num_steps in an unchanging pull, its mean and its standard deviation.
 
         Args:
-          pull: F on `GRID`; (71,) per step.   noise: D > 0 per step.
+          pull: F on `GRID`; (71,) per step.   noise: D > 0 per step.   num_steps: >= 1.
           mean, std: where on `GRID` this law is at the start, and how wide.
           lag: L of directions behind gradients. With one there are no single steps; the law on which s settles is the
             same, as that of a heavy particle is.
+        Returns: the law, standardised, and its mean and standard deviation on `GRID`.
 
         >>> law, mean, std = Swing.gaussian().moved(0.01 * GRID, 0.02, 1000, mean=1.0, std=0.5)
         >>> round(mean, 2), round(std, 2)                                          # a spring's: it settles at 0 and 1
@@ -110,6 +133,10 @@ def moved_by_spring(
     push: float, slope: float, noise: float, num_steps: int, *, mean: float, std: float, lag: float = 0.0
 ) -> tuple[float, float]:
     """Mean and standard deviation where `Swing.moved` would lead if the pull were push + slope s.
+
+    Args:
+      push, slope: of the pull, per step.   noise, num_steps, mean, std, lag: as `Swing.moved`.
+    Returns: mean and standard deviation; () each.
 
     >>> mean, std = moved_by_spring(0.0, 0.01, 0.02, 1000, mean=1.0, std=0.5)
     >>> round(mean, 2), round(std, 2)
@@ -131,7 +158,15 @@ def _in_single_steps(noise: float, lag: float) -> bool:
 
 
 def explained_by_gaussian(values: Array, orders: Sequence[int]) -> float:
-    """Sum of (E f He_k)^2/k!, what these orders have of Var f(s) of a Gaussian s; f on `GRID`."""
+    """Sum of (E f He_k)^2/k!, what these orders have of Var f(s) of a Gaussian s; f on `GRID`.
+
+    Args:
+      values: f on `GRID`; (71,).   orders: k >= 1.
+    Returns: () >= 0.
+
+    >>> round(explained_by_gaussian(GRID**2, (1, 2)), 6)                            # Var s^2
+    2.0
+    """
     coefficients = [float(Swing.gaussian().mean_of(values * hermeval(GRID, np.eye(k + 1)[k]))) for k in orders]
     return sum(c**2 / math.factorial(k) for c, k in zip(coefficients, orders))
 

@@ -36,6 +36,11 @@ SMALL_SIGNAL_RESPONSE = {
 def drift(moments: GradientMoments, v: Array, *, eps: float) -> Array:
     """-E[g]/(sqrt v + eps); (d,), no unit. -sign(mean) once v = mean^2; 0 where v = eps = 0.
 
+    Args:
+      moments: of the private mean gradient; mean (d,) [loss/params].
+      v: v_hat, the average of E g^2 so far; (d,) >= 0 [loss^2/params^2].   eps: adaptivity; >= 0 [loss/params].
+    Returns: (d,), no unit.
+
     >>> import numpy as np
     >>> drift(GradientMoments(mean=np.array([1.0]), noise_std=1.0), np.array([4.0]), eps=0.0)
     array([-0.5])
@@ -45,6 +50,9 @@ def drift(moments: GradientMoments, v: Array, *, eps: float) -> Array:
 
 def noise_gain(moments: GradientMoments, v: Array, *, eps: float) -> Array:
     """1/(sqrt v + eps); (d,) [params/loss].
+
+    Args: as `drift`.
+    Returns: (d,) >= 0 [params/loss]; 0 where v = eps = 0.
 
     >>> import numpy as np
     >>> noise_gain(GradientMoments(mean=np.array([1.0]), noise_std=1.0), np.array([4.0]), eps=0.5)
@@ -57,6 +65,10 @@ def noise_gain(moments: GradientMoments, v: Array, *, eps: float) -> Array:
 
 def second_moment(moments: GradientMoments) -> Array:
     """E[g_i^2] = s^2 + mean_i^2, which v_hat follows; (d,) [loss^2/params^2].
+
+    Args:
+      moments: of the private mean gradient; mean (d,), noise_std () or (d,) [loss/params].
+    Returns: (d,) >= 0 [loss^2/params^2].
 
     >>> import numpy as np
     >>> second_moment(GradientMoments(mean=np.array([1.0, 0.0]), noise_std=2.0))
@@ -71,6 +83,11 @@ def advance_second_moment(v: Array, moments: GradientMoments, step: Array, num_s
 
     v_hat is the weighted average of all past g^2, so w = 1 at step 0 and (1 - b2^n) late. Steps may be fractional; none
     change nothing.
+
+    Args:
+      v: v_hat after k steps; (d,) >= 0 [loss^2/params^2].   moments: of the gradient in all n steps.
+      step, num_steps: k and n; () >= 0.   b2: in [0, 1]; 1 is the plain mean over all steps.
+    Returns: (d,) >= 0 [loss^2/params^2].
 
     >>> import numpy as np
     >>> m = GradientMoments(mean=np.array([1.0]), noise_std=0.0)
@@ -90,6 +107,10 @@ def advance_second_moment(v: Array, moments: GradientMoments, step: Array, num_s
 def second_moment_drift(v: Array, moments: GradientMoments, *, learning_rate: float, b2: float) -> Array:
     """dv/dt = (1 - b2)/eta (s^2 + mean^2 - v): `advance_second_moment` in continuous time, late (b2^k -> 0).
 
+    Args:
+      v, moments: as `advance_second_moment`.   learning_rate: eta; > 0 [params].   b2: in [0, 1].
+    Returns: (d,), of v by time [loss^2/params^3].
+
     >>> import numpy as np
     >>> m = GradientMoments(mean=np.array([1.0]), noise_std=0.0)
     >>> second_moment_drift(np.array([2.0]), m, learning_rate=0.5, b2=0.5)
@@ -100,6 +121,11 @@ def second_moment_drift(v: Array, moments: GradientMoments, *, learning_rate: fl
 
 def decay_rate(*, pl_constant: Array, gradient_noise_std: Array, shrink_factor: Array = 1.0) -> Array:
     """2 mu h/s, per unit time, at low signal-to-noise ratio and b2 -> 1.
+
+    Args:
+      pl_constant: mu; > 0 [loss/params^2].   shrink_factor: h; in [0, 1].
+      gradient_noise_std: s, of the private mean gradient per coordinate; > 0 [loss/params].
+    Returns: of the shape to which they broadcast [1/params].
 
     >>> decay_rate(pl_constant=0.5, gradient_noise_std=2.0)
     0.5
@@ -118,6 +144,11 @@ def floor_bound(
 ) -> Array:
     """eta d L s/(4 mu h): a bound, scaling only. With L = mu it is the floor on any quadratic.
 
+    Args:
+      learning_rate: eta; > 0 [params].   num_params: d; >= 1.   smoothness, pl_constant: L >= mu > 0 [loss/params^2].
+      gradient_noise_std: s; >= 0 [loss/params].   shrink_factor: h; in (0, 1].
+    Returns: of the shape to which eta, s and h broadcast [loss].
+
     >>> floor_bound(learning_rate=0.1, num_params=40, smoothness=1.0, pl_constant=1.0, gradient_noise_std=1.0)
     1.0
     """
@@ -132,7 +163,12 @@ def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
 
     b1 makes the first steps noisier (`momentum_noise`) and lets directions lag by b1/(1 - b1) steps, which to first
     order in the learning rate changes nothing else; beyond it see `frozen_steps`. That v_hat knows few gradients at
-    first, among them those that it divides, `few_gradients` tells. Valid when: b2 >= `LEAST_B2`.
+    first, among them those that it divides, `few_gradients` tells.
+
+    Args:
+      b1, b2: decay rates of both averages; in [0, 1).   eps: adaptivity; >= 0 [loss/params].
+    Returns: Closure, whose memory is v; (d,) [loss^2/params^2].
+    Valid when: b2 >= `LEAST_B2`.
 
     >>> closure = adam_closure(b1=0.9, b2=0.999, eps=0.0)
     >>> law = GradientLaw(np.array([3.0]), 0.0, 16.0)
@@ -183,6 +219,10 @@ def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
 def lag_at(step: float, *, b1: float) -> float:
     """sum_i w_i (t - i): by how much m_hat_t is older than g_t, at step t = 1, 2, ...
 
+    Args:
+      step: t; >= 1.   b1: in [0, 1).
+    Returns: () >= 0 [steps]; b1/(1 - b1) late.
+
     >>> lag_at(1, b1=0.9), round(lag_at(10**6, b1=0.9), 6)
     (0.0, 9.0)
     """
@@ -199,7 +239,9 @@ def few_gradients(noise_share: Array, first_step: int, num_steps: int, *, b1: fl
     0.75, exact 0.80. `SMALL_SIGNAL_RESPONSE` is its limit at rho = 1 and late t, to first order in 1 - b2.
 
     Args:
-      noise_share: rho; (d,) in [0, 1].   first_step: t = 1, 2, ...
+      noise_share: rho; (d,) in [0, 1].   first_step: t = 1, 2, ...   num_steps: averaged over, from t on; >= 1.
+      b1, b2: in [0, 1).
+    Returns: kappa; (d,).
 
     >>> few_gradients(np.array([1.0, 0.0]), 10, 1, b1=0.9, b2=0.999).round(4)
     array([0.9749, 1.    ])
@@ -225,6 +267,10 @@ def momentum_noise(num_steps: int, *, b1: float, b2: float) -> float:
     several times, which the later, larger squares that join v_hat dampen. The last factor, with equal weights
     a_t/a_t' of a_t = E chi_t/sqrt t = 1 - 1/(4 t) + ..., is that with 1/t = sum_i b_i^2. Own derivation.
 
+    Args:
+      num_steps: n; >= 0.   b1, b2: in [0, 1).
+    Returns: () >= 0, in units of one independent direction's variance.
+
     >>> momentum_noise(1, b1=0.9, b2=0.999), momentum_noise(7, b1=0.0, b2=0.999)
     (1.0, 7.0)
     >>> round(momentum_noise(10, b1=0.9, b2=0.999), 2)
@@ -248,7 +294,15 @@ def _momentum_noises(b1: float, b2: float) -> np.ndarray:
 
 
 class AdamMoments(NamedTuple):
-    """Means and second moments of weights x and first average mu of DP-Adam, and v_hat in mean field; (d,) each."""
+    """Means and second moments of weights x and first average mu of DP-Adam, and v_hat in mean field; (d,) each.
+
+    Args:
+      mean, variance: E x [params], Var x [params^2].   momentum_mean, momentum_variance: E mu, Var mu.
+      cross: Cov(x, mu).   v: the average of E g^2 so far, with its bias corrected [loss^2/params^2].
+
+    >>> AdamMoments.start(np.array([2.0])).mean
+    array([2.])
+    """
 
     mean: Array
     variance: Array
@@ -259,6 +313,7 @@ class AdamMoments(NamedTuple):
 
     @classmethod
     def start(cls, params: Array) -> "AdamMoments":
+        """At step 0: weights known, averages empty; (d,) -> (d,) each."""
         return cls(np.array(params, np.float64), *(np.zeros(len(params)) for _ in range(5)))
 
 
@@ -272,7 +327,10 @@ def quadratic_step(
     so means and second moments of (x, mu) move linearly. Within 2 % of simulation for b2 >= 0.95.
 
     Args:
-      step: k = 0, 1, ...   curvature: j = h lambda; (d,).   law: of the gradient at these moments, with s^2.
+      at: before the step.   step: k = 0, 1, ...   curvature: j = h lambda; (d,) [loss/params^2].
+      law: of the gradient at these moments, with s^2; (d,).   learning_rate: eta; > 0 [params].
+      b1, b2: in [0, 1).   eps: adaptivity; >= 0 [loss/params].
+    Returns: AdamMoments after the step.
 
     >>> law = GradientLaw(np.ones(1), 0.0, 0.0)
     >>> quadratic_step(AdamMoments.start(np.ones(1)), 0, np.ones(1), law, 0.5, b1=0.9, b2=0.999, eps=0.0).mean
@@ -300,6 +358,10 @@ def dp_adam_theory(b1: float, b2: float, eps: float) -> OptimizerTheory:
     The state is v, (d,) [loss^2/params^2]. b1 does not enter at first order in the learning rate; nor does eps enter
     the effective learning rate eta/s, which is for eps << s; the closure's gain 1/(s + eps) holds for any.
 
+    Args:
+      b1, b2: decay rates of both averages; in [0, 1).   eps: adaptivity; >= 0 [loss/params].
+    Returns: OptimizerTheory.
+    Raises: ValueError for b1, b2 or eps out of range.
     Valid when: b2 >= 0.9 (see SMALL_SIGNAL_RESPONSE), eps << s and eta lambda/s < 1 - b1.
 
     >>> dp_adam_theory(0.9, 0.999, 1e-8).effective_learning_rate(0.1, 2.0)

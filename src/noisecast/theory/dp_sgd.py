@@ -26,6 +26,10 @@ Array = Any
 def drift(moments: GradientMoments, state: Any = None) -> Array:
     """-E[g] = -h grad f; (d,) [loss/params]. Unified over the paper's phases, own derivation.
 
+    Args:
+      moments: of the private mean gradient; mean (d,) [loss/params].   state: none, DP-SGD remembers nothing.
+    Returns: (d,) [loss/params].
+
     >>> drift(GradientMoments(mean=np.array([1.0, -2.0]), noise_std=1.0))
     array([-1.,  2.])
     """
@@ -33,7 +37,14 @@ def drift(moments: GradientMoments, state: Any = None) -> Array:
 
 
 def noise_gain(moments: GradientMoments, state: Any = None) -> Array:
-    """1: the step passes the gradient noise on unchanged, so the covariance of the SDE is s^2 I."""
+    """1: the step passes the gradient noise on unchanged, so the covariance of the SDE is s^2 I.
+
+    Args: as `drift`.
+    Returns: (), no unit.
+
+    >>> float(noise_gain(GradientMoments(mean=np.array([1.0, -2.0]), noise_std=1.0)))
+    1.0
+    """
     xp, _ = special_and_math(moments.mean, moments.noise_std)
     return xp.ones(())
 
@@ -45,6 +56,13 @@ def drift_phase_1(
     gradient: Array, *, example_noise_std: float, degrees_of_freedom: float, l2_clip_norm: float
 ) -> Array:
     """-C a(G) grad f, a = E[1/R]: every example clipped, at every G (paper's Phase 1 with its exact coefficient).
+
+    Args:
+      gradient: grad f, whose norm is G; (d,) [loss/params].
+      example_noise_std: sigma, scale of the noise per example and coordinate; > 0 [loss/params].
+      degrees_of_freedom: nu; > 0, inf for Gaussian noise.   l2_clip_norm: C; > 0 [loss/params].
+    Returns: (d,) [loss/params].
+    Raises: ValueError for example_noise_std <= 0 or degrees_of_freedom <= 0.
 
     >>> g = np.array([3.0] + [0.0] * 15)
     >>> float(drift_phase_1(g, example_noise_std=1.0, degrees_of_freedom=np.inf, l2_clip_norm=2.0)[0].round(9))  # R=5
@@ -65,6 +83,7 @@ def drift_phase_1_as_printed(
 ) -> Array:
     """-C K(nu)/(sigma sqrt d) grad f (paper, Thm sdesgd, Phase 1).
 
+    Args, Returns and Raises: as `drift_phase_1`.
     Valid when: every example is clipped and ||grad f||^2 << d sigma^2; else it may exceed C in norm.
 
     >>> drift_phase_1_as_printed(np.ones(4), example_noise_std=1.0, degrees_of_freedom=np.inf, l2_clip_norm=2.0)
@@ -91,7 +110,11 @@ def covariance_phase_1(
     Cov(u) = v_across I + (v_along - v_across) n n^T, n = grad f/G, by `concentrated_direction_variances`; I/d where
     G << sigma sqrt d. Its trace is 1 - a^2 G^2, a = E[1/R], as that of Thm sdesgd with its exact coefficient.
 
+    Args:
+      gradient, example_noise_std, degrees_of_freedom, l2_clip_norm: as `drift_phase_1`.
+      batch_size: B; > 0.   mean_noise_std: C z/B; >= 0 [loss/params].
     Returns: (d, d) [loss^2/params^2].
+    Raises: as `drift_phase_1`.
 
     >>> covariance_phase_1(np.zeros(2), example_noise_std=1.0, degrees_of_freedom=3, l2_clip_norm=2.0, batch_size=2,
     ...                    mean_noise_std=0.0)
@@ -114,6 +137,8 @@ def covariance_phase_1_as_printed(
     """(C^2/B) (E[u u^T] - a^2 grad f grad f^T) + mean_noise_std^2 I, a = K(nu)/(sigma sqrt d) (Thm sdesgd, Phase 1).
 
     E[u u^T] is exact for large d. Valid when: ||grad f||^2 << d sigma^2; else it may be negative along grad f.
+
+    Args, Returns and Raises: as `covariance_phase_1`.
 
     >>> covariance_phase_1_as_printed(np.zeros(1), example_noise_std=1.0, degrees_of_freedom=3, l2_clip_norm=2.0,
     ...                               batch_size=4, mean_noise_std=1.0)
@@ -144,6 +169,10 @@ def _direction_covariance(gradient: Array, sigma: float, nu: float) -> np.ndarra
 def drift_phase_2(gradient: Array) -> Array:
     """-grad f: no example clipped (paper, Thm sdesgd, Phase 2). Its covariance is `phase_2_noise_std`^2 I.
 
+    Args:
+      gradient: grad f; (d,) [loss/params].
+    Returns: (d,) [loss/params].
+
     >>> drift_phase_2(np.array([1.0]))
     array([-1.])
     """
@@ -162,6 +191,10 @@ def drift_mixed_as_printed(
 
     Wrong as stated, so kept only to be compared: it conditions on being clipped but keeps unconditional means, and a_1
     may exceed 1. Use `drift` with h = `clipping_expectations(...).shrink_factor`.
+
+    Args:
+      clip_fraction: p, share of the examples that are clipped; in [0, 1].   The others: as `drift_phase_1`.
+    Returns and Raises: as `drift_phase_1`.
 
     >>> drift_mixed_as_printed(np.ones(1), clip_fraction=0.0, example_noise_std=1.0, degrees_of_freedom=1.0,
     ...                        l2_clip_norm=1.0)
@@ -185,6 +218,10 @@ def covariance_mixed_as_printed(
 ) -> Array:
     """p Sigma_1 + (1 - p) Sigma_2 (paper, Thm mixed_phase_L_smooth). Wrong as stated; see `drift_mixed_as_printed`.
 
+    Args:
+      clip_fraction: p, share of the examples that are clipped; in [0, 1].   The others: as `covariance_phase_1`.
+    Returns and Raises: as `covariance_phase_1`.
+
     >>> covariance_mixed_as_printed(np.zeros(1), clip_fraction=0.5, example_noise_std=1.0, degrees_of_freedom=3,
     ...                             l2_clip_norm=2.0, batch_size=1, mean_noise_std=0.0)
     array([[2.5]])
@@ -207,6 +244,10 @@ def covariance_mixed_as_printed(
 def decay_rate(*, pl_constant: Array, shrink_factor: Array = 1.0) -> Array:
     """2 mu h, per unit time (own derivation; h = 1 is the paper's Phase 2). Does not depend on the privacy noise.
 
+    Args:
+      pl_constant: mu; > 0 [loss/params^2].   shrink_factor: h; in [0, 1], of a shape that broadcasts.
+    Returns: per unit time [loss/params^2].
+
     >>> decay_rate(pl_constant=0.5)
     1.0
     """
@@ -224,6 +265,12 @@ def floor_bound(
 ) -> Array:
     """eta d L s^2 / (4 mu h) (own derivation): a bound, scaling only. With L = mu it is the floor on any quadratic.
 
+    Args:
+      learning_rate: eta; > 0 [params^2/loss].   num_params: d; >= 1.
+      smoothness, pl_constant: L >= mu > 0 [loss/params^2].
+      gradient_noise_std: s, of the private mean gradient, a coordinate; >= 0 [loss/params].   shrink_factor: h; > 0.
+    Returns: of the shape to which eta, s and h broadcast [loss].
+
     >>> floor_bound(learning_rate=0.1, num_params=40, smoothness=1.0, pl_constant=1.0, gradient_noise_std=1.0)
     1.0
     """
@@ -240,6 +287,13 @@ def decay_rate_phase_1(
 ) -> float:
     """2 mu C K(nu)/(sigma sqrt d), every example clipped (paper, proof of Thm lossbound_sgd_formal).
 
+    Args:
+      pl_constant: mu; > 0 [loss/params^2].   num_params: d; >= 1.
+      example_noise_std, degrees_of_freedom, l2_clip_norm: sigma, nu and C, as `drift_phase_1`.
+    Returns: per unit time; () [loss/params^2].
+    Raises: as `drift_phase_1`.
+    Valid when: G^2 << d sigma^2 and C << sigma sqrt d.
+
     >>> decay_rate_phase_1(pl_constant=1.0, num_params=4, example_noise_std=1.0, degrees_of_freedom=np.inf,
     ...                    l2_clip_norm=1.0)
     1.0
@@ -254,6 +308,8 @@ def decay_rate_phase_1_as_printed(
     *, pl_constant: float, num_params: int, example_noise_std: float, l2_clip_norm: float
 ) -> float:
     """mu C/(sigma sqrt d): the printed theorem drops 2 K(nu) (paper, Thm lossbound_sgd, Phase 1).
+
+    Args and Returns: as `decay_rate_phase_1`, sigma > 0.
 
     >>> decay_rate_phase_1_as_printed(pl_constant=1.0, num_params=4, example_noise_std=1.0, l2_clip_norm=1.0)
     0.5
@@ -274,6 +330,13 @@ def floor_phase_1(
     noise_multiplier: Array,
 ) -> Array:
     """eta d^(3/2) L sigma C/(4 mu K(nu)) (1/(B d) + z^2/B^2): a bound, scaling only (paper, same proof, Phase 1).
+
+    Args:
+      learning_rate, num_params, smoothness, pl_constant: as `floor_bound`.
+      example_noise_std, degrees_of_freedom, l2_clip_norm: sigma, nu and C, as `drift_phase_1`.
+      batch_size: B; > 0.   noise_multiplier: z; >= 0.
+    Returns: of the shape to which eta and z broadcast [loss].
+    Raises: ValueError for degrees_of_freedom <= 0.
 
     >>> floor_phase_1(learning_rate=0.1, num_params=1, smoothness=1.0, pl_constant=1.0, example_noise_std=1.0,
     ...               degrees_of_freedom=np.inf, l2_clip_norm=2.0, batch_size=1, noise_multiplier=1.0)
@@ -307,6 +370,8 @@ def floor_phase_1_as_printed(
 
     Bound, scaling only. The paper's T Phi^2/epsilon^2 is z^2 here.
 
+    Args and Returns: as `floor_phase_1`.
+
     >>> floor_phase_1_as_printed(learning_rate=0.1, num_params=1, smoothness=1.0, pl_constant=1.0,
     ...     example_noise_std=1.0, l2_clip_norm=2.0, batch_size=1, noise_multiplier=1.0)
     0.4
@@ -319,6 +384,10 @@ def floor_phase_1_as_printed(
 def decay_rate_phase_2(*, pl_constant: float) -> float:
     """2 mu, no example clipped (paper, proof of Thm lossbound_sgd_formal).
 
+    Args:
+      pl_constant: mu; > 0 [loss/params^2].
+    Returns: per unit time; () [loss/params^2].
+
     >>> decay_rate_phase_2(pl_constant=0.5)
     1.0
     """
@@ -327,6 +396,8 @@ def decay_rate_phase_2(*, pl_constant: float) -> float:
 
 def decay_rate_phase_2_as_printed(*, pl_constant: float) -> float:
     """mu: the printed theorem drops the 2 (paper, Thm lossbound_sgd, Phase 2).
+
+    Args and Returns: as `decay_rate_phase_2`.
 
     >>> decay_rate_phase_2_as_printed(pl_constant=0.5)
     0.5
@@ -338,6 +409,8 @@ def floor_phase_2(
     *, learning_rate: Array, num_params: int, smoothness: float, pl_constant: float, gradient_noise_std: Array
 ) -> Array:
     """eta d L s^2/(4 mu), s = `phase_2_noise_std`: a bound, scaling only (paper, proof of Thm lossbound_sgd_formal).
+
+    Args and Returns: as `floor_bound`, with h = 1.
 
     >>> floor_phase_2(learning_rate=0.1, num_params=40, smoothness=1.0, pl_constant=1.0, gradient_noise_std=1.0)
     1.0
@@ -355,6 +428,8 @@ def floor_phase_2_as_printed(
     *, learning_rate: Array, num_params: int, smoothness: float, pl_constant: float, gradient_noise_std: Array
 ) -> Array:
     """eta d L s^2/mu: the printed theorem drops the 1/4 (paper, Thm lossbound_sgd, Phase 2). Bound, scaling only.
+
+    Args and Returns: as `floor_phase_2`.
 
     >>> floor_phase_2_as_printed(learning_rate=0.1, num_params=10, smoothness=1.0, pl_constant=1.0,
     ...                          gradient_noise_std=1.0)
@@ -375,6 +450,12 @@ def gradient_norm_constants(
     batch_size: float,
 ) -> tuple[float, float]:
     """K_1 = max(1, sigma sqrt d/(C K(nu))), K_2 = max(C^2/(B d), sigma^2/B) (paper, Thm gradbound_sgd_formal).
+
+    Args:
+      num_params: d; >= 1.   batch_size: B; > 0.
+      example_noise_std, degrees_of_freedom, l2_clip_norm: sigma, nu and C, as `drift_phase_1`.
+    Returns: K_1 >= 1 (no unit) and K_2 [loss^2/params^2].
+    Raises: ValueError for degrees_of_freedom <= 0.
 
     >>> gradient_norm_constants(num_params=4, example_noise_std=1.0, degrees_of_freedom=np.inf, l2_clip_norm=1.0,
     ...                         batch_size=2)
@@ -401,9 +482,10 @@ def gradient_norm_bound(
     h K_1 <= 1 (Jensen), so with partial clipping it may fall short by up to that factor.
 
     Args:
-      curvature_trace: d L as in the paper, or the sharper Tr H.
-      k1, k2: `gradient_norm_constants`.
-      mean_noise_std: C z/B.
+      initial_loss: f0 - f*; >= 0 [loss].   learning_rate: eta; > 0 [params^2/loss].   num_steps: T; > 0.
+      curvature_trace: d L as in the paper, or the sharper Tr H [loss/params^2].
+      k1, k2: of `gradient_norm_constants`.   mean_noise_std: C z/B; >= 0 [loss/params].
+    Returns: of the shape to which eta, T and the noise broadcast [loss^2/params^2].
 
     >>> gradient_norm_bound(initial_loss=1.0, learning_rate=0.1, num_steps=10, curvature_trace=20.0, k1=1.0, k2=0.5,
     ...                     mean_noise_std=0.0)
@@ -425,7 +507,7 @@ def gradient_norm_bound_as_printed(
 ) -> Array:
     """K_1 (f0/(eta T) + eta d L (K_2 + C^2 z^2/B^2)): the main text drops the 1/2 (paper, Thm gradbound_sgd).
 
-    Bound, scaling only. Args: as `gradient_norm_bound` (the main text's K_1 also drops K(nu)).
+    Args and Returns: as `gradient_norm_bound`; the main text's K_1 also drops K(nu). Bound, scaling only.
 
     >>> gradient_norm_bound_as_printed(initial_loss=1.0, learning_rate=0.1, num_steps=10, curvature_trace=20.0,
     ...                                k1=1.0, k2=0.5, mean_noise_std=0.0)

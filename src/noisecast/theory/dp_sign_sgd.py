@@ -28,6 +28,11 @@ def drift(moments: GradientMoments, state: Any = None) -> Array:
 
     Own derivation, unified over the paper's phases; r and w are the scale mixture of `sign_scale_mixture`.
 
+    Args:
+      moments: of the private mean gradient; mean (d,), noise_std () or (d,) [loss/params].
+      state: none, DP-SignSGD remembers nothing.
+    Returns: (d,) in [-1, 1], no unit.
+
     >>> drift(GradientMoments(mean=np.array([50.0, 0.0]), noise_std=1.0))
     array([-1., -0.])
     """
@@ -44,6 +49,9 @@ def drift(moments: GradientMoments, state: Any = None) -> Array:
 def noise_gain(moments: GradientMoments, state: Any = None) -> Array:
     """sqrt(1 - drift^2)/s: a sign has variance 1 - (E sign)^2; 0 where s = 0. (d,) [params/loss].
 
+    Args: as `drift`.
+    Returns: (d,) >= 0 [params/loss].
+
     >>> noise_gain(GradientMoments(mean=np.zeros(1), noise_std=0.5))
     array([2.])
     """
@@ -58,6 +66,10 @@ def noise_gain(moments: GradientMoments, state: Any = None) -> Array:
 
 def sign_noise_variance(drift: Array) -> Array:
     """1 - drift^2, the diagonal of Cov sign(g), in every phase; its sum is at most d (paper, Cor. actual_sdes).
+
+    Args:
+      drift: of any phase; (d,) in [-1, 1].
+    Returns: (d,) in [0, 1].
 
     >>> sign_noise_variance(np.array([0.0, -1.0]))
     array([1., 0.])
@@ -93,6 +105,12 @@ def drift_phase_1(
 
     Corrects Cor. actual_sdes of the paper, which drops the batch noise 1/(d B). The clip norm cancels.
 
+    Args:
+      gradient: grad f; (d,) [loss/params].
+      example_noise_std: sigma, scale of the noise per example and coordinate; > 0 [loss/params].
+      degrees_of_freedom: nu; > 0, inf for Gaussian noise.   batch_size: B; > 0.   noise_multiplier: z; >= 0.
+    Returns: (d,) in [-1, 1], no unit.
+    Raises: ValueError for example_noise_std <= 0 or degrees_of_freedom <= 0.
     Valid when: ||grad f||^2 << d sigma^2.
 
     >>> drift_phase_1(np.full(100, 1e3), example_noise_std=1.0, degrees_of_freedom=1.0, batch_size=1,
@@ -112,6 +130,9 @@ def drift_phase_1_linear(
     noise_multiplier: float,
 ) -> Array:
     """-sqrt(2/pi) m/s_1: `drift_phase_1` to first order in the signal.
+
+    Args and Raises: as `drift_phase_1`.
+    Returns: (d,), no unit; beyond +-1 where the signal is not small.
 
     >>> drift_phase_1_linear(np.zeros(2), example_noise_std=1.0, degrees_of_freedom=1.0, batch_size=1,
     ...                      noise_multiplier=1.0)
@@ -141,6 +162,9 @@ def drift_phase_1_linear_as_printed(
 ) -> Array:
     """-sqrt(2/(d pi)) B K(nu)/(z sigma) grad f (paper, Cor. actual_sdes, Phase 1).
 
+    Args: as `drift_phase_1`, z > 0.
+    Returns: (d,), no unit.
+    Raises: ValueError for degrees_of_freedom <= 0.
     Valid when: also B/d << z^2; it diverges as z -> 0, where the batch noise that it drops keeps the truth finite.
 
     >>> drift_phase_1_linear_as_printed(np.ones(1), example_noise_std=1.0, degrees_of_freedom=np.inf, batch_size=1,
@@ -156,6 +180,10 @@ def drift_phase_1_linear_as_printed(
 def drift_phase_2(gradient: Array, *, gradient_noise_std: Array) -> Array:
     """-erf(grad f/(sqrt2 s)), s = `phase_2_noise_std`: no example clipped (paper, Thm sdesign, Phase 2).
 
+    Args:
+      gradient: grad f; (d,) [loss/params].   gradient_noise_std: s; () or (d,), >= 0 [loss/params].
+    Returns: (d,) in [-1, 1], no unit; the sign of -grad f where s = 0.
+
     >>> drift_phase_2(np.array([0.0, 9.0]), gradient_noise_std=1.0)
     array([-0., -1.])
     """
@@ -164,6 +192,9 @@ def drift_phase_2(gradient: Array, *, gradient_noise_std: Array) -> Array:
 
 def drift_phase_2_linear(gradient: Array, *, gradient_noise_std: Array) -> Array:
     """-sqrt(2/pi) grad f/s (paper, Cor. actual_sdes, Phase 2). Valid when: |grad_i f| << s.
+
+    Args: as `drift_phase_2`, s > 0.
+    Returns: (d,), no unit; beyond +-1 where the signal is not small.
 
     >>> drift_phase_2_linear(np.array([1.0]), gradient_noise_std=1.0).round(6)
     array([-0.797885])
@@ -185,6 +216,12 @@ def drift_mixed_linear_as_printed(
 
     Wrong, kept only to be compared: it ignores the batch noise inside the sign and exceeds the true slope without
     limit as z -> 0. Use `drift`.
+
+    Args:
+      clip_fraction: p, share of the examples that are clipped; in [0, 1].   l2_clip_norm: C; > 0 [loss/params].
+      noise_multiplier: z; > 0.   The others: as `drift_phase_1`.
+    Returns: (d,), no unit.
+    Raises: ValueError for degrees_of_freedom <= 0.
 
     >>> drift_mixed_linear_as_printed(np.ones(1), clip_fraction=0.0, example_noise_std=1.0, degrees_of_freedom=1.0,
     ...     l2_clip_norm=1.0, batch_size=1, noise_multiplier=1.0).round(6)
@@ -208,6 +245,11 @@ def drift_mixed_linear_as_printed(
 def decay_rate(*, pl_constant: Array, gradient_noise_std: Array, shrink_factor: Array = 1.0) -> Array:
     """2 mu h sqrt(2/pi)/s, per unit time (own derivation; h = 1 is the paper's Phase 2). Falls as the noise grows.
 
+    Args:
+      pl_constant: mu; > 0 [loss/params^2].   shrink_factor: h; in [0, 1].
+      gradient_noise_std: s, of the private mean gradient per coordinate; > 0 [loss/params].
+    Returns: per unit time, of the shape to which they broadcast [1/params].
+
     >>> round(decay_rate(pl_constant=0.5, gradient_noise_std=1.0), 6)
     0.797885
     """
@@ -224,6 +266,11 @@ def floor_bound(
     shrink_factor: Array = 1.0,
 ) -> Array:
     """sqrt(pi/2) eta d L s/(4 mu h) (own derivation): a bound, scaling only. With L = mu: the floor on any quadratic.
+
+    Args:
+      learning_rate: eta; > 0 [params].   num_params: d; >= 1.   smoothness, pl_constant: L >= mu > 0 [loss/params^2].
+      gradient_noise_std: s; >= 0 [loss/params].   shrink_factor: h; in (0, 1].
+    Returns: of the shape to which eta, s and h broadcast [loss].
 
     >>> round(floor_bound(learning_rate=0.1, num_params=40, smoothness=1, pl_constant=1, gradient_noise_std=1.0), 6)
     1.253314
@@ -244,6 +291,12 @@ def decay_rate_phase_1(
     """2 mu sqrt(2/pi) K/(sigma sqrt d)/s_1, s_1^2 = 1/(d B) + z^2/B^2: every example clipped. The clip norm cancels.
 
     Corrects Thm lossbound_sign_formal, which drops the batch noise 1/(d B).
+
+    Args:
+      pl_constant: mu; > 0 [loss/params^2].   num_params: d; >= 1.
+      example_noise_std, degrees_of_freedom, batch_size, noise_multiplier: sigma, nu, B and z, as `drift_phase_1`.
+    Returns: per unit time; () [1/params].
+    Raises: as `drift_phase_1`.
 
     >>> round(decay_rate_phase_1(pl_constant=0.5, num_params=1, example_noise_std=1.0, degrees_of_freedom=math.inf,
     ...                          batch_size=1, noise_multiplier=0.0), 6)
@@ -275,6 +328,12 @@ def floor_phase_1(
 ) -> Array:
     """eta d L/(2 rate) with `decay_rate_phase_1`: a bound, scaling only. Corrects Thm lossbound_sign_formal.
 
+    Args:
+      learning_rate, num_params, smoothness, pl_constant: as `floor_bound`.
+      example_noise_std, degrees_of_freedom, batch_size, noise_multiplier: sigma, nu, B and z, as `drift_phase_1`.
+    Returns: shape of eta [loss].
+    Raises: as `drift_phase_1`.
+
     >>> round(floor_phase_1(learning_rate=0.1, num_params=1, smoothness=1.0, pl_constant=1.0, example_noise_std=1.0,
     ...                     degrees_of_freedom=math.inf, batch_size=1, noise_multiplier=0.0), 6)
     0.031333
@@ -294,6 +353,8 @@ def decay_rate_phase_1_as_printed(
     *, pl_constant: float, num_params: int, example_noise_std: float, batch_size: float, noise_multiplier: Array
 ) -> Array:
     """mu B/(sigma sqrt d z): the printed theorem drops 2 sqrt(2/pi) K(nu) and the batch noise (Thm lossbound_sign).
+
+    Args and Returns: as `decay_rate_phase_1`, z > 0 of any shape.
 
     >>> decay_rate_phase_1_as_printed(pl_constant=1.0, num_params=4, example_noise_std=1.0, batch_size=2,
     ...                               noise_multiplier=1.0)
@@ -316,6 +377,8 @@ def floor_phase_1_as_printed(
 
     Bound, scaling only (paper, Thm lossbound_sign, Phase 1; its sqrt(T) Phi/epsilon is z here).
 
+    Args and Returns: as `floor_phase_1`, z of any shape.
+
     >>> floor_phase_1_as_printed(learning_rate=0.5, num_params=4, smoothness=1.0, pl_constant=1.0,
     ...                          example_noise_std=1.0, batch_size=4, noise_multiplier=1.0)
     1.0
@@ -327,6 +390,8 @@ def floor_phase_1_as_printed(
 def decay_rate_phase_2(*, pl_constant: float, gradient_noise_std: Array) -> Array:
     """2 mu sqrt(2/pi)/s, s = `phase_2_noise_std` (paper, proof of Thm lossbound_sign_formal).
 
+    Args and Returns: as `decay_rate`, with h = 1.
+
     >>> round(decay_rate_phase_2(pl_constant=0.5, gradient_noise_std=1.0), 6)
     0.797885
     """
@@ -335,6 +400,8 @@ def decay_rate_phase_2(*, pl_constant: float, gradient_noise_std: Array) -> Arra
 
 def decay_rate_phase_2_as_printed(*, pl_constant: float, gradient_noise_std: Array) -> Array:
     """mu/s: the printed theorem drops 2 sqrt(2/pi) (paper, Thm lossbound_sign, Phase 2).
+
+    Args and Returns: as `decay_rate_phase_2`.
 
     >>> decay_rate_phase_2_as_printed(pl_constant=0.5, gradient_noise_std=1.0)
     0.5
@@ -346,6 +413,8 @@ def floor_phase_2(
     *, learning_rate: Array, num_params: int, smoothness: float, pl_constant: float, gradient_noise_std: Array
 ) -> Array:
     """sqrt(pi/2) eta d L s/(4 mu), s = `phase_2_noise_std`: a bound, scaling only (proof of Thm lossbound_sign_formal).
+
+    Args and Returns: as `floor_bound`, with h = 1.
 
     >>> round(floor_phase_2(learning_rate=0.1, num_params=40, smoothness=1, pl_constant=1, gradient_noise_std=1), 6)
     1.253314
@@ -363,6 +432,8 @@ def floor_phase_2_as_printed(
     *, learning_rate: Array, num_params: int, smoothness: float, pl_constant: float, gradient_noise_std: Array
 ) -> Array:
     """eta d L s/mu: the printed theorem drops sqrt(pi/2)/4 (paper, Thm lossbound_sign). Bound, scaling only.
+
+    Args and Returns: as `floor_phase_2`.
 
     >>> floor_phase_2_as_printed(learning_rate=0.1, num_params=10, smoothness=1, pl_constant=1, gradient_noise_std=1)
     1.0
@@ -392,7 +463,12 @@ def gradient_norm_bound(
     is in s_1, and the 1/2 of its proof is kept.
 
     Args:
-      curvature_trace: d L as in the paper, or the sharper Tr H.
+      initial_loss: f0 - f*; >= 0 [loss].   learning_rate: eta; > 0 [params].   num_steps: T; > 0.
+      curvature_trace: d L as in the paper, or the sharper Tr H [loss/params^2].   num_params: d; >= 1.
+      example_noise_std, degrees_of_freedom, batch_size, noise_multiplier: sigma, nu, B and z, as `drift_phase_1`.
+      l2_clip_norm: C; > 0 [loss/params].
+    Returns: of the shape to which eta and T broadcast [loss^2/params^2].
+    Raises: as `drift_phase_1`.
 
     >>> round(gradient_norm_bound(initial_loss=1.0, learning_rate=0.1, num_steps=10, curvature_trace=20.0,
     ...     num_params=1, example_noise_std=1.0, degrees_of_freedom=math.inf, l2_clip_norm=1.0, batch_size=1,
@@ -422,6 +498,8 @@ def gradient_norm_bound_as_printed(
 
     Bound, scaling only (paper, Thm gradbound_sign_formal). K_3 sqrt(T)/epsilon =
     sqrt(pi/2) max(sqrt(d) sigma z/(B K(nu)), s_2).
+
+    Args, Returns and Raises: as `gradient_norm_bound`.
 
     >>> round(gradient_norm_bound_as_printed(initial_loss=1.0, learning_rate=0.1, num_steps=10, curvature_trace=20.0,
     ...     num_params=1, example_noise_std=1.0, degrees_of_freedom=math.inf, l2_clip_norm=1.0, batch_size=1,

@@ -36,7 +36,12 @@ class ClippedError(NamedTuple):
     clip_fraction: Array
 
     def times(self, weight: float) -> "ClippedError":
-        """Where every example counts so much."""
+        """Where every example counts so much.
+
+        Args:
+          weight: of each example's error in its gradient; >= 0.
+        Returns: ClippedError with the same clip fraction.
+        """
         push, slope, square = (weight * part for part in self[:3])
         return self._replace(push=push, slope=slope, square=square)
 
@@ -46,6 +51,7 @@ def clipped_error(mean: Array, variance: Array, bound: Array) -> ClippedError:
 
     Args:
       mean, variance: of the errors; (n,).   bound: b > 0, inf for none; (n,).
+    Returns: ClippedError; (n,) each.
 
     >>> e = clipped_error(np.array([0.0, 3.0]), np.array([1.0, 0.0]), np.array([1.0, 2.0]))
     >>> e.push, e.slope.round(3), e.square.round(3)
@@ -76,7 +82,8 @@ def remaining_share(share: Array, *, spread: Array, noise: Array, damping: Array
 
     Args:
       share: D; (n,).   spread: s^2; (n,) >= 0.   noise: growth of s^2 by noise, a step; (n,).
-      damping: 2 (eta/n) E r' (k_u E|x_w|^2 + k_w E|x_u|^2), a step; (n,).
+      damping: 2 (eta/n) E r' (k_u E|x_w|^2 + k_w E|x_u|^2), a step; (n,).   num_steps: >= 0.
+    Returns: (n,) in [0, 1].
 
     >>> remaining_share(np.ones(2), spread=np.array([0.0, 2.0]), noise=1.0, damping=0.5, num_steps=1e9)
     array([1. , 0.5])
@@ -92,6 +99,10 @@ def remaining_share(share: Array, *, spread: Array, noise: Array, damping: Array
 def variance_of_squares(error_mean: Array, error_variance: Array) -> float:
     """Var sum_i e_i^2 of independent Gaussian errors, sum_i 2 q_i^2 + 4 e_i^2 q_i.
 
+    Args:
+      error_mean, error_variance: e_i and q_i of each rating's error; (n,).
+    Returns: () >= 0.
+
     >>> variance_of_squares(np.array([0.0, 1.0]), np.array([1.0, 1.0]))
     8.0
     """
@@ -105,6 +116,10 @@ DAMPING = 2 / 13  # of the Chebyshev polynomial, so that the fastest modes die o
 
 def stages_for(stiffness: float) -> int:
     """How many stages one step of length h needs when rates reach `stiffness`/h: as its root; >= 2.
+
+    Args:
+      stiffness: the fastest rate times h; >= 0.
+    Returns: how many; >= 2.
 
     >>> stages_for(0.1), stages_for(200.0)
     (2, 18)
@@ -122,6 +137,7 @@ def chebyshev_step(
 
     Args:
       field: state -> its rate of change.   at_start: field(state).   length: h.   num_stages: >= 2.
+    Returns: the state after it; shape of state.
 
     >>> y = np.ones(2)
     >>> f = lambda y: -np.array([0.1, 20.0]) * y

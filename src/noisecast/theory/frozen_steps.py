@@ -19,6 +19,10 @@ SMALLEST_GAIN = 1e-8  # relative to the largest: below it a saturated sign no lo
 def geometric_sum(x: Array, num_steps: int) -> Array:
     """sum_{i < n} (1 - x)^i = (1 - (1 - x)^n)/x, also at x = 0 (n) and beyond stability (x > 2: it explodes).
 
+    Args:
+      x: any shape.   num_steps: n; >= 0.
+    Returns: shape of x; infinite where it overflows.
+
     >>> geometric_sum(np.array([0.0, 0.5, 1.0]), 2)
     array([2. , 1.5, 1. ])
     """
@@ -35,6 +39,10 @@ def largest_stable_step(lag: float) -> float:
     """The eta lambda beyond which steps explode: 2 for those that follow the gradient, 2 (1 + 2 L) for its average.
 
     m' = b m + (1 - b) lambda x and x' = x - eta m' are stable up to 2 (1 + b)/(1 - b), and L = b/(1 - b).
+
+    Args:
+      lag: L, steps by which directions lag behind gradients; >= 0.
+    Returns: () >= 2.
 
     >>> largest_stable_step(0.0), largest_stable_step(9.0)
     (2.0, 38.0)
@@ -53,12 +61,14 @@ def advance_covariance(
     For directions that lag see `_fading`.
 
     Args:
-      jacobian: J, symmetric; (d, d).   gain: k; (d,) > 0.   noise: N, of one step's direction; (d, d).
+      covariance: V; (d, d) [params^2].   jacobian: J, symmetric; (d, d).   gain: k; (d,) >= 0.
+      noise: N, of one step's direction; (d, d).   learning_rate: eta; > 0.   num_steps: n; >= 0.
       lag: L; () >= 0. With one, `most` and `overshooting` are multiplied by 1 + 2 L, as the largest stable step is.
       most: x_a is not taken to be larger. A force that is bounded saturates where linear steps would explode, and ends
         in wide swings at the edge of stability: `SATURATED` says so.
       overshooting: where x_a is larger, direction a's variance is taken half-way between before and after: see
         `OVERSHOOTING`.
+    Returns: (d, d); nan where K^(1/2) J K^(1/2) is not finite.
 
     >>> advance_covariance(np.eye(1), jacobian=np.eye(1), gain=np.ones(1), noise=np.eye(1), learning_rate=0.5,
     ...                    num_steps=2)
@@ -86,6 +96,11 @@ def advance_variance(
     lag: float = 0.0, most: float = np.inf,
 ) -> Array:  # fmt: skip
     """`advance_covariance` of independent coordinates; everything (d,).
+
+    Args:
+      variance, jacobian, gain, noise: diagonals of V, J, K and N; (d,).
+      learning_rate, num_steps, lag, most: as `advance_covariance`.
+    Returns: (d,) [params^2].
 
     >>> advance_variance(np.ones(1), jacobian=np.ones(1), gain=np.ones(1), noise=np.ones(1), learning_rate=0.5,
     ...                  num_steps=2)
@@ -122,6 +137,10 @@ def halvings_of(num_steps: int) -> int:
     """How often a time step of such a run may be halved: more in long runs, whose first time step is long beside what
     the weights take to settle.
 
+    Args:
+      num_steps: of the run; >= 1.
+    Returns: how often; >= `HALVINGS`.
+
     >>> halvings_of(39_000), halvings_of(1_000_000)
     (3, 7)
     """
@@ -130,6 +149,10 @@ def halvings_of(num_steps: int) -> int:
 
 def bend(before: Array, after: Array) -> float:
     """By how much the examples' slopes change, as a share of the larger.
+
+    Args:
+      before, after: slopes; (n,) >= 0.
+    Returns: () in [0, 2]; at most 1 where all grew or all shrank.
 
     >>> bend(np.array([0.25, 0.25]), np.array([0.25, 0.15]))
     0.2
@@ -142,6 +165,7 @@ def power_iteration(operator: Callable[[Array], Array], direction: Array, num_po
 
     Args:
       operator: v -> A v.   direction: v, of length 1; (d,).   num_powers: n; A^n v has turned towards it.
+    Returns: the eigenvalue; () >= 0, and the direction, of length 1; (d,).
 
     >>> largest, _ = power_iteration(lambda v: np.array([0.5, 2.0]) * v, np.array([0.8, 0.6]), 4)
     >>> round(largest, 3)
@@ -173,9 +197,10 @@ def krylov_response(
     calms down no faster.
 
     Args:
-      operator: v -> A v.   start: b; (d,).   num_steps: n.   lag: L.
-      tolerance: of the answer's length, between one iteration and the next.   most: without lag, as in
-        `advance_covariance`.
+      operator: v -> A v.   start: b; (d,).   num_steps: n; >= 1.   lag: L; >= 0.
+      tolerance: of the answer's length, between one iteration and the next.   max_iterations: of Lanczos; >= 1.
+      most: without lag, as in `advance_covariance`.
+    Returns: (d,), in units of b.
 
     >>> krylov_response(lambda v: np.array([0.5, 1.0]) * v, np.ones(2), 2).round(12)
     array([1.5, 1. ])

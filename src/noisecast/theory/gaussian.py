@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from noisecast.theory.arguments import as_column, checked_degrees_of_freedom, shaped_like
+
 Array = Any
 
 
@@ -26,7 +28,7 @@ def student_scale_factor(degrees_of_freedom: float) -> float:
     >>> round(student_scale_factor(1), 6), student_scale_factor(float("inf"))
     (0.797885, 1.0)
     """
-    nu = _checked_degrees_of_freedom(degrees_of_freedom)
+    nu = checked_degrees_of_freedom(degrees_of_freedom)
     if math.isinf(nu):
         return 1.0
     return float(special.poch(nu / 2, 0.5) * math.sqrt(2 / nu))  # poch keeps the digits that a ratio of Gammas loses
@@ -54,14 +56,14 @@ def normalised_gradient_factor(
     ...          - math.sqrt(2 / math.pi)) < 1e-12)     # d = 1: E sign(x) = erf(G / sqrt 2)
     True
     """
-    nu, sigma = _checked_degrees_of_freedom(degrees_of_freedom), _checked_noise(example_noise_std)
+    nu, sigma = checked_degrees_of_freedom(degrees_of_freedom), _checked_noise(example_noise_std)
     y, weights = _geometric_panels(math.acosh(math.exp(48 / (num_params + 1))))
     # u = tanh y turns (1 - u^2)^((d-1)/2) du into sech^(d+1) y dy, smooth at both ends.
     log_sech = -np.log1p(np.sinh(y) ** 2) / 2
-    log_w2u2 = 2 * np.log(np.tanh(y)) + 2 * np.log(np.maximum(_column(gradient_norm) / sigma, 1e-300))
+    log_w2u2 = 2 * np.log(np.tanh(y)) + 2 * np.log(np.maximum(as_column(gradient_norm) / sigma, 1e-300))
     log_damping = -np.exp(log_w2u2) / 2 if math.isinf(nu) else -(nu + 1) / 2 * np.log1p(np.exp(log_w2u2) / nu)
     integral = np.exp(log_damping + (num_params + 1) * log_sech) @ weights
-    return _like(math.sqrt(2 / math.pi) * student_scale_factor(nu) / sigma * integral, gradient_norm)
+    return shaped_like(math.sqrt(2 / math.pi) * student_scale_factor(nu) / sigma * integral, gradient_norm)
 
 
 def normalised_gradient_factor_as_printed(
@@ -69,6 +71,10 @@ def normalised_gradient_factor_as_printed(
 ) -> float:
     """The paper's limit K(nu) / (sigma sqrt d) of `normalised_gradient_factor` (App. A, second lemma).
 
+    Args:
+      num_params, example_noise_std, degrees_of_freedom: d, sigma and nu, as `normalised_gradient_factor`.
+    Returns: () > 0 [params/loss].
+    Raises: as `normalised_gradient_factor`.
     Valid when: G^2 << d sigma^2 and d is large; its relative error is about
     (nu + 1)/nu G^2/(2 d sigma^2) + 1/(4 d). At G = 5 sigma sqrt d it is five times too large.
 
@@ -86,7 +92,7 @@ def concentrated_normalised_gradient_factor(
 
     Own derivation. Holds at every G; relative error 2.5 % at d = 10, 0.25 % at d = 100, 0.02 % at d = 1000.
 
-    Args and Returns: as `normalised_gradient_factor`.
+    Args, Returns and Raises: as `normalised_gradient_factor`.
 
     >>> round(float(concentrated_normalised_gradient_factor(
     ...     3.0, num_params=16, example_noise_std=1.0, degrees_of_freedom=math.inf)), 12)     # 1 / sqrt(9 + 16)
@@ -94,8 +100,8 @@ def concentrated_normalised_gradient_factor(
     """
     sigma = _checked_noise(example_noise_std)
     spread = num_params * sigma**2
-    factor = mean_inverse_radius(_column(gradient_norm), spread, degrees_of_freedom, smallest_chi2=np.inf)
-    return _like(factor, gradient_norm)
+    factor = mean_inverse_radius(as_column(gradient_norm), spread, degrees_of_freedom, smallest_chi2=np.inf)
+    return shaped_like(factor, gradient_norm)
 
 
 def concentrated_direction_variances(
@@ -110,12 +116,14 @@ def concentrated_direction_variances(
     (1 - r^2)^(3/2), and by its length, times r (1 - r^2)/sqrt 2, each of variance 1/d. At G = 0 both are 1/d. Relative
     errors of some 2/d.
 
-    Args: as `normalised_gradient_factor`, one gradient norm.
+    Args: as `normalised_gradient_factor`, with one gradient_norm.
+    Returns: both; () in [0, 1], no unit.
+    Raises: as `normalised_gradient_factor`.
 
     >>> concentrated_direction_variances(0.0, num_params=10, example_noise_std=1.0, degrees_of_freedom=math.inf)
     (0.1, 0.1)
     """
-    nu, spread = _checked_degrees_of_freedom(degrees_of_freedom), num_params * _checked_noise(example_noise_std) ** 2
+    nu, spread = checked_degrees_of_freedom(degrees_of_freedom), num_params * _checked_noise(example_noise_std) ** 2
     power = float(gradient_norm) ** 2 / spread  # S/nu of this is r^2/(1 - r^2)
 
     def mean(of_square: Callable[[np.ndarray], np.ndarray]) -> float:
@@ -139,8 +147,11 @@ def mean_inverse_radius(gradient_norm: Array, spread: float, degrees_of_freedom:
       degrees_of_freedom: nu; > 0 or inf.
       smallest_chi2: where clipping stops; (m, 1) or (), inf for "every example".
     Returns: (m,).
+
+    >>> float(mean_inverse_radius(np.array([[3.0]]), 16.0, math.inf, np.inf)[0])       # 1/sqrt(9 + 16)
+    0.2
     """
-    nu = _checked_degrees_of_freedom(degrees_of_freedom)
+    nu = checked_degrees_of_freedom(degrees_of_freedom)
     if math.isinf(nu):
         return np.where(np.isinf(smallest_chi2), 1 / np.sqrt(gradient_norm**2 + spread), 0.0)[:, 0]
     # With S = 2x: E[1/R] = K(nu)/sqrt(spread) E_{x ~ Gamma((nu+1)/2)}[(1 + 2 x G^2/(nu spread))^(-1/2)].
@@ -158,6 +169,9 @@ def gamma_expectation(shape: float, upper: Array, function: Any) -> Array:
       upper: (m, 1), >= 0, inf allowed.
       function: (m, nodes) -> (m, nodes), smooth and non-negative.
     Returns: (m,), about 1e-12 relative to E[function].
+
+    >>> gamma_expectation(2.0, np.array([[np.inf]]), lambda x: x).round(9)             # the mean of Gamma(2)
+    array([2.])
     """
     mass = special.gammainc(shape, upper)
     largest = np.minimum(upper, special.gammainccinv(shape, 1e-20))
@@ -199,6 +213,10 @@ def _geometric_panels(end: float, count: int = 44, order: int = 24) -> tuple[np.
 def expected_sign(mean: Array, std: Array) -> Array:
     """E sign(X) = erf(mean / (sqrt2 std)) for X ~ N(mean, std^2); sign(mean) where std = 0. Broadcasts.
 
+    Args:
+      mean: any shape.   std: of a shape that broadcasts; >= 0.
+    Returns: of the broadcast shape; in [-1, 1].
+
     >>> expected_sign(np.array([-2.0, 0.0, 3.0]), 0.0)
     array([-1.,  0.,  1.])
     """
@@ -210,6 +228,10 @@ def expected_sign(mean: Array, std: Array) -> Array:
 def expected_erf(mean: Array, variance: Array, slope: Array) -> Array:
     """E erf(a X) = erf(a m / sqrt(1 + 2 a^2 v)), X ~ N(m, v). Broadcasts over m = mean, v = variance, a = slope.
 
+    Args:
+      mean: m; any shape.   variance: v; >= 0.   slope: a.   Of shapes that broadcast.
+    Returns: of the broadcast shape; in [-1, 1].
+
     >>> float(expected_erf(0.0, 2.0, 5.0))
     0.0
     """
@@ -218,6 +240,10 @@ def expected_erf(mean: Array, variance: Array, slope: Array) -> Array:
 
 def expected_x_erf(mean: Array, variance: Array, slope: Array) -> Array:
     """E[X erf(a X)] = m erf(a m / sqrt w) + 2 a v / sqrt(pi w) e^(-a^2 m^2 / w), w = 1 + 2 a^2 v, X ~ N(m, v).
+
+    Args:
+      mean: m; any shape.   variance: v; >= 0.   slope: a.   Of shapes that broadcast.
+    Returns: of the broadcast shape [unit of X].
 
     >>> bool(np.isclose(expected_x_erf(0.0, 1.0, 1e-6), 2e-6 / math.sqrt(math.pi)))
     True
@@ -232,25 +258,15 @@ def expected_squared_erf(mean: Array, variance: Array, slope: Array) -> Array:
 
     From E Phi(c X)^2 = P(two equicorrelated normals below one threshold), c = sqrt2 a.
 
+    Args:
+      mean: m; any shape.   variance: v; >= 0.   slope: a.   Of shapes that broadcast.
+    Returns: of the broadcast shape; in [0, 1].
+
     >>> bool(np.isclose(expected_squared_erf(0.7, 0.0, 1.3), special.erf(0.7 * 1.3) ** 2))
     True
     """
     threshold = math.sqrt(2) * slope * mean / np.sqrt(1 + 2 * slope**2 * variance)
     return 1 - 8 * special.owens_t(threshold, 1 / np.sqrt(1 + 4 * slope**2 * variance))
-
-
-def _column(x: Array) -> np.ndarray:
-    return np.atleast_1d(np.asarray(x, dtype=float)).reshape(-1, 1)
-
-
-def _like(values: np.ndarray, original: Array) -> Array:
-    return np.reshape(values, np.shape(original))[()]
-
-
-def _checked_degrees_of_freedom(nu: float) -> float:
-    if not nu > 0:
-        raise ValueError(f"Expected degrees_of_freedom > 0, got {nu}; use math.inf for Gaussian noise.")
-    return float(nu)
 
 
 def _checked_noise(sigma: float) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 from scipy import special
 
 from noisecast.theory.gaussian import expected_erf, expected_squared_erf, expected_x_erf
+from noisecast.theory.local_quadratic import sum_of_squared_powers
 
 Array = Any
 SIGN_SLOPE = math.sqrt(2 / math.pi)
@@ -26,191 +27,13 @@ def loss_bound(time: Array, *, initial_loss: Array, decay_rate: Array, floor: Ar
     Args:
       time: t = step * learning_rate; any shape, >= 0.
       initial_loss: f0 - f*.  decay_rate, floor: of one optimizer and phase (`dp_sgd`, `dp_sign_sgd`, `dp_adam`).
+    Returns: of the shape to which all broadcast [loss].
 
     >>> loss_bound(np.array([0.0, np.inf]), initial_loss=3.0, decay_rate=1.0, floor=2.0)
     array([3., 2.])
     """
     left = np.exp(-np.asarray(decay_rate) * time)
     return initial_loss * left + (1 - left) * floor
-
-
-# --- The spectral closed form of every optimizer ------------------------------------------------------------------
-
-
-def local_quadratic_loss(
-    num_steps: Array,
-    *,
-    initial_loss: float,
-    signal_eigenvalues: Array,
-    signal_squared_gradients: Array,
-    noise_eigenvalues: Array,
-    noise_multiplicities: Array,
-    shrink_factor: float,
-    learning_rate: float,
-    noise_penalty: float,
-    gradient_noise_std: float,
-) -> Array:
-    """E f after k steps on the quadratic that osculates f at x0, each optimizer through eta_e and phi (own derivation).
-
-        E f(k) = f0 + sum_i g_i^2 (-a_i + lambda_i a_i^2/2) + sum_j n_j lambda_j v_j/2,   r = 1 - eta_e h lambda,
-        a_i = (1 - r_i^k)/lambda_i,   v_j = phi eta_e^2 s^2 (1 - r_j^(2k))/(1 - r_j^2).
-
-    Exact for DP-SGD without clipping, low signal-to-noise ratio for the others. With Sigma_k(r) = sum_{l<k} r^(2l) it
-    is f0 - eta_e h/2 sum g^2 (1 + r) Sigma_k + phi eta_e^2 s^2/2 sum n lambda Sigma_k, which no limit upsets.
-
-    Args:
-      num_steps: k, whole numbers; any shape.
-      initial_loss: f(x0) [loss].
-      signal_eigenvalues: lambda_i; (m,), any sign [loss/params^2].
-      signal_squared_gradients: g_i^2, squared components of grad f(x0) in the eigenbasis; (m,) [loss^2/params^2].
-      noise_eigenvalues, noise_multiplicities: lambda_j and n_j, the spectrum of H with sum n = d; (p,).
-      shrink_factor: h.  learning_rate: eta_e, effective.  noise_penalty: phi.  gradient_noise_std: s.
-    Returns: shape of num_steps [loss]; inf where it diverges, -inf where f has no minimum.
-
-    >>> float(local_quadratic_loss(10**6, initial_loss=0.5, signal_eigenvalues=[1.0], signal_squared_gradients=[1.0],
-    ...     noise_eigenvalues=[1.0], noise_multiplicities=[4], shrink_factor=1.0, learning_rate=1e-3,
-    ...     noise_penalty=1.0, gradient_noise_std=2.0).round(6))                     # eta d s^2/4 (1 + eta lambda/2)
-    0.004002
-    """
-    g2 = np.asarray(signal_squared_gradients, dtype=float)
-    x = learning_rate * shrink_factor * np.asarray(signal_eigenvalues, dtype=float)
-    noise_eigenvalues = np.asarray(noise_eigenvalues, dtype=float)
-    curvature = np.asarray(noise_multiplicities) * noise_eigenvalues
-    with np.errstate(over="ignore", invalid="ignore"):
-        signal = _weighted_sum(g2 * (2 - x), _geometric_sum(num_steps, x))
-        noise = _weighted_sum(curvature, _geometric_sum(num_steps, learning_rate * shrink_factor * noise_eigenvalues))
-        loss = (
-            initial_loss
-            - learning_rate * shrink_factor / 2 * signal
-            + noise_penalty * (learning_rate * gradient_noise_std) ** 2 / 2 * noise
-        )
-    return np.where(np.isnan(loss), np.inf, loss)[()]
-
-
-def local_quadratic_gradient_norm_squared(
-    num_steps: Array,
-    *,
-    signal_eigenvalues: Array,
-    signal_squared_gradients: Array,
-    noise_eigenvalues: Array,
-    noise_multiplicities: Array,
-    shrink_factor: float,
-    learning_rate: float,
-    noise_penalty: float,
-    gradient_noise_std: float,
-) -> Array:
-    """E||grad f||^2 after k steps, sum_i g_i^2 r_i^(2k) + sum_j n_j lambda_j^2 v_j; see `local_quadratic_loss`.
-
-    >>> float(local_quadratic_gradient_norm_squared(0, signal_eigenvalues=[1.0], signal_squared_gradients=[3.0],
-    ...     noise_eigenvalues=[1.0], noise_multiplicities=[4], shrink_factor=1.0, learning_rate=1e-3,
-    ...     noise_penalty=1.0, gradient_noise_std=2.0))
-    3.0
-    """
-    g2, rate = np.asarray(signal_squared_gradients, dtype=float), learning_rate * shrink_factor
-    noise_eigenvalues = np.asarray(noise_eigenvalues, dtype=float)
-    curvature = np.asarray(noise_multiplicities) * noise_eigenvalues**2
-    with np.errstate(over="ignore", invalid="ignore"):
-        exponent = _log_power(num_steps, rate * np.asarray(signal_eigenvalues, dtype=float))
-        signal = _weighted_sum(g2, np.exp(exponent))
-        noise = _weighted_sum(curvature, _geometric_sum(num_steps, rate * noise_eigenvalues))
-        return (signal + noise_penalty * (learning_rate * gradient_noise_std) ** 2 * noise)[()]
-
-
-def local_quadratic_curvature_loss(
-    num_steps: Array,
-    *,
-    signal_eigenvalues: Array,
-    signal_squared_gradients: Array,
-    noise_eigenvalues: Array,
-    noise_multiplicities: Array,
-    shrink_factor: float,
-    learning_rate: float,
-    noise_penalty: float,
-    gradient_noise_std: float,
-) -> Array:
-    """1/2 E u'|H|u after k steps, u = x - x0: how much of `local_quadratic_loss` leans on the curvature at x0.
-
-    sum_i g_i^2 |lambda_i| a_i^2/2 + sum_j n_j |lambda_j| v_j/2. Where the loss is not itself quadratic, its third order
-    is small only while this is a small part of f0.
-
-    >>> float(local_quadratic_curvature_loss(1, signal_eigenvalues=[1.0], signal_squared_gradients=[4.0],
-    ...     noise_eigenvalues=[1.0], noise_multiplicities=[1], shrink_factor=1.0, learning_rate=0.5,
-    ...     noise_penalty=1.0, gradient_noise_std=0.0))                                        # u = -1
-    0.5
-    """
-    lam, rate = np.asarray(signal_eigenvalues, dtype=float), learning_rate * shrink_factor
-    noise_eigenvalues = np.asarray(noise_eigenvalues, dtype=float)
-    k = np.asarray(num_steps, dtype=float)[..., None]
-    with np.errstate(over="ignore", invalid="ignore"):
-        travelled = 1 - (1 - rate * lam) ** k
-        safe = np.where(lam == 0, 1.0, np.abs(lam))
-        signal = _weighted_sum(
-            np.asarray(signal_squared_gradients, dtype=float), np.where(lam == 0, 0.0, travelled**2 / safe)
-        )
-        curvature = np.asarray(noise_multiplicities) * np.abs(noise_eigenvalues)
-        noise = _weighted_sum(curvature, _geometric_sum(num_steps, rate * noise_eigenvalues))
-        return (signal + noise_penalty * (learning_rate * gradient_noise_std) ** 2 * noise)[()] / 2
-
-
-def _weighted_sum(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """sum over the last axis, where 0 * inf is 0."""
-    return np.sum(np.where(weights == 0, 0.0, weights * values), axis=-1)
-
-
-def _log_power(num_steps: Array, x: np.ndarray) -> np.ndarray:
-    """log (1 - x)^(2k); shape of num_steps + shape of x."""
-    k = np.asarray(num_steps, dtype=float)[..., None]
-    return np.where(k == 0, 0.0, 2 * np.maximum(k, 1.0) * _log_abs(x))
-
-
-def _log_abs(x: np.ndarray) -> np.ndarray:
-    """log|1 - x|, accurate near x = 0 and x = 2, where |1 - x| = 1."""
-    with np.errstate(divide="ignore"):
-        return np.where(x < 1, np.log1p(-np.minimum(x, 1.0)), np.log1p(np.maximum(x, 1.0) - 2))
-
-
-def _geometric_sum(num_steps: Array, x: np.ndarray) -> np.ndarray:
-    """sum_{l<k} (1 - x)^(2l) = (1 - r^(2k))/(1 - r^2), k where |r| = 1."""
-    log_r2 = 2 * _log_abs(x)
-    k = np.asarray(num_steps, dtype=float)[..., None]
-    still = log_r2 == 0
-    total = np.expm1(_log_power(num_steps, x)) / np.expm1(np.where(still, 1.0, log_r2))
-    return np.where(still, k, total)
-
-
-def spectral_loss(
-    time: Array,
-    *,
-    eigenvalues: Array,
-    initial_params: Array,
-    shrink_factor: float,
-    learning_rate: float,
-    noise_penalty: float,
-    gradient_noise_std: float,
-) -> Array:
-    """sum_i [lambda_i c_i^2/2 e^(-2 h lambda_i s) + phi eta_e S^2/(4h) (1 - e^(-2 h lambda_i s))], the linear E f.
-
-    Own derivation; s = eta_e k is the effective time, c the distance from the minimum in the eigenbasis. The SDE limit
-    of `local_quadratic_loss`, relative error eta_e h lambda/2.
-
-    Args:
-      time: effective time eta_e * k; any shape.
-      eigenvalues, initial_params: lambda and c; (d,).
-      shrink_factor, learning_rate (eta_e), noise_penalty, gradient_noise_std: as in `local_quadratic_loss`.
-
-    Returns: shape of time [loss]; at lambda = 0 and h = 0 the limits, 0 and phi eta_e S^2 lambda s/2 of noise.
-
-    >>> float(spectral_loss(np.inf, eigenvalues=np.ones(4), initial_params=np.ones(4), shrink_factor=1.0,
-    ...     learning_rate=0.1, noise_penalty=1.0, gradient_noise_std=1.0))                      # eta d s^2/4
-    0.1
-    """
-    lam, t = np.asarray(eigenvalues, dtype=float), np.asarray(time, dtype=float)[..., None]
-    rate = 2 * shrink_factor * lam
-    with np.errstate(over="ignore", invalid="ignore"):  # 0 * inf, at lambda = 0 or h = 0 and t = inf
-        exponent = np.where(rate == 0, 0.0, -rate * t)
-        elapsed = np.where(rate == 0, t, np.expm1(exponent) / np.where(rate == 0, 1.0, -rate))
-        signal = _weighted_sum(lam * np.asarray(initial_params) ** 2 / 2, np.exp(exponent))
-        return signal + noise_penalty * learning_rate * gradient_noise_std**2 / 2 * _weighted_sum(lam, elapsed)
 
 
 # --- DP-SGD -------------------------------------------------------------------------------------------------------
@@ -222,9 +45,10 @@ def sgd_moments_sde(
     """x0 e^(-lambda t) and eta s^2/(2 lambda) (1 - e^(-2 lambda t)): the SDE (Thm statdistr_sgd_formal).
 
     Args:
-      time: t; broadcasts against the coordinates.
-      initial_params, hessian_diag: x0 and lambda > 0; (d,).
-    Returns: mean, variance.
+      time: t = step * learning_rate; >= 0, broadcasts against the coordinates.
+      initial_params, hessian_diag: x0 [params] and lambda > 0 [loss/params^2]; (d,).
+      gradient_noise_std: s; >= 0 [loss/params].   learning_rate: eta; > 0 [params^2/loss].
+    Returns: mean [params], variance [params^2]; of the broadcast shape of time and coordinates.
 
     >>> sgd_moments_sde(np.inf, initial_params=np.ones(1), hessian_diag=np.ones(1), gradient_noise_std=1.0,
     ...                 learning_rate=0.5)
@@ -250,12 +74,17 @@ def sgd_moments(
     """
     k, x = np.asarray(steps), learning_rate * np.asarray(hessian_diag, dtype=float)
     # The sum runs over x's last axis for each number of steps; with one x there it is taken element by element.
-    total = _geometric_sum(np.broadcast_to(k, np.broadcast_shapes(k.shape, x.shape)), x[..., None])[..., 0]
+    total = sum_of_squared_powers(np.broadcast_to(k, np.broadcast_shapes(k.shape, x.shape)), x[..., None])[..., 0]
     return initial_params * (1 - x) ** steps, (learning_rate * gradient_noise_std) ** 2 * total
 
 
 def sgd_stationary_variance(*, hessian_diag: Array, gradient_noise_std: float, learning_rate: float) -> Array:
     """eta s^2/(2 lambda - eta lambda^2), exact; inf unless 0 < eta lambda < 2 (the SDE: eta s^2/(2 lambda)).
+
+    Args:
+      hessian_diag: lambda; any shape [loss/params^2].   gradient_noise_std: s; >= 0 [loss/params].
+      learning_rate: eta; > 0 [params^2/loss].
+    Returns: shape of hessian_diag [params^2].
 
     >>> sgd_stationary_variance(hessian_diag=np.array([1.0, 5.0]), gradient_noise_std=1.0, learning_rate=0.5)
     array([0.33333333,        inf])
@@ -278,7 +107,10 @@ def sign_moments_linear_sde(
         Var x = x0^2 e^(-2 kappa lambda t) (e^(-eta kappa^2 lambda^2 t) - 1) + eta (1 - e^(-D t))/D.
 
     Corrects Thm statdistr_sign_formal, whose statement has lambda for lambda^2 in one exponent (its proof is right).
-    Valid when: |lambda x| << s; the variance may be negative beyond. Args and Returns: as `sgd_moments_sde`.
+
+    Args: as `sgd_moments_sde`, with s > 0 and eta [params].
+    Returns: as `sgd_moments_sde`.
+    Valid when: |lambda x| << s; the variance may be negative beyond.
 
     >>> mean, variance = sign_moments_linear_sde(np.inf, initial_params=np.ones(1), hessian_diag=np.ones(1),
     ...                                          gradient_noise_std=1.0, learning_rate=1e-6)
@@ -294,6 +126,9 @@ def sign_moments_linear_sde_as_printed(
     time: Array, *, initial_params: Array, hessian_diag: Array, gradient_noise_std: float, learning_rate: float
 ) -> tuple[Array, Array]:
     """`sign_moments_linear_sde` with e^(-eta kappa^2 lambda t) in the variance (paper, Thm statdistr_sign_formal).
+
+    Args: as `sgd_moments_sde`, with s > 0 and eta [params].
+    Returns: as `sgd_moments_sde`.
 
     >>> same = dict(initial_params=np.ones(1), hessian_diag=np.ones(1), gradient_noise_std=1.0, learning_rate=0.1)
     >>> sign_moments_linear_sde_as_printed(1.0, **same) == sign_moments_linear_sde(1.0, **same)     # lambda = 1
@@ -317,8 +152,10 @@ def sign_second_moment_linear(
 
     Own derivation; stationary eta/(2 kappa lambda), kappa = sqrt(2/pi)/s; x0^2 + k eta^2 at lambda = 0.
 
-    Args: as `sgd_moments`, with s > 0.   Valid when: |lambda x| << s.
+    Args: as `sgd_moments`, with s > 0 and eta [params].
+    Returns: of the broadcast shape of steps and coordinates [params^2].
     Raises: ValueError for s <= 0, where nothing linear is left.
+    Valid when: |lambda x| << s.
 
     >>> sign_second_moment_linear(1, initial_params=np.zeros(1), hessian_diag=np.ones(1), gradient_noise_std=1.0,
     ...                           learning_rate=0.5)
@@ -354,8 +191,11 @@ def sign_moments_closure(
 
     Args:
       num_steps: k; >= 0.
-      initial_params, hessian_diag: (d,).   gradient_noise_std: s; >= 0, where 0 is the limit, E sign(x).
+      initial_params, hessian_diag: x0 [params] and lambda [loss/params^2]; (d,).
+      gradient_noise_std: s; () or (d,), >= 0, where 0 is the limit, E sign(x) [loss/params].
+      learning_rate: eta; > 0 [params].
     Returns: mean and second moment, (k + 1, d) each.
+    Raises: ValueError for s < 0.
 
     >>> mean, second = sign_moments_closure(1, initial_params=np.zeros(1), hessian_diag=np.ones(1),
     ...                                     gradient_noise_std=1.0, learning_rate=0.5)
@@ -392,8 +232,9 @@ def sign_moments_erf_sde(
 
     Args:
       time: t; () >= 0, finite.  num_intervals: steps of the integrator; >= 1.
-      initial_params, hessian_diag: (d,).   gradient_noise_std: s; >= 0.
+      initial_params, hessian_diag, gradient_noise_std, learning_rate: as `sign_moments_closure`.
     Returns: mean, second moment; (d,) each.
+    Raises: ValueError for time, num_intervals or s out of range.
 
     >>> mean, second = sign_moments_erf_sde(1e-3, initial_params=np.zeros(1), hessian_diag=np.ones(1),
     ...                                     gradient_noise_std=1.0, learning_rate=0.1, num_intervals=10)
@@ -429,6 +270,11 @@ def sign_stationary_second_moment(*, hessian_diag: Array, gradient_noise_std: Ar
     Own derivation. -> sqrt(pi/2) eta s/(2 lambda) for small eta lambda/s, pi eta^2/8 for large, where the truth of one
     coordinate is eta^2/3 on average over starts; inf where lambda <= 0.
 
+    Args:
+      hessian_diag: lambda; any shape [loss/params^2].   gradient_noise_std: s; >= 0, broadcasts [loss/params].
+      learning_rate: eta; > 0 [params].
+    Returns: of the broadcast shape [params^2].
+
     >>> float(sign_stationary_second_moment(hessian_diag=1.0, gradient_noise_std=0.0, learning_rate=4.0) / math.pi)
     2.0
     """
@@ -446,8 +292,8 @@ def sign_covariance(gradient_mean: Array, gradient_covariance: Array) -> np.ndar
     first order in rho_ij.
 
     Args:
-      gradient_mean: (d,).  gradient_covariance: V; (d, d), positive diagonal.
-    Returns: (d, d).
+      gradient_mean: m; (d,) [loss/params].   gradient_covariance: V; (d, d), positive diagonal.
+    Returns: (d, d), no unit.
 
     >>> sign_covariance(np.zeros(2), np.array([[1.0, 1.0], [1.0, 1.0]])).round(12)
     array([[1., 1.],
@@ -469,6 +315,11 @@ def sign_closure_step(
 
     g = H x + s Z is Gaussian with V = H Sigma H + s^2 I, and by Stein's lemma Cov(x, sign g_i) = k_i Sigma H e_i with
     k_i = sqrt(2/(pi V_ii)) e^(-m_i^2/(2 V_ii)). Own derivation; `sign_covariance` supplies the rest.
+
+    Args:
+      mean, covariance: m (d,) [params] and Sigma (d, d) [params^2].   hessian: H, symmetric; (d, d) [loss/params^2].
+      gradient_noise_std: s; > 0 [loss/params].   learning_rate: eta; > 0 [params].
+    Returns: m' and Sigma'.
 
     >>> m, c = sign_closure_step(np.zeros(1), np.zeros((1, 1)), hessian=np.eye(1), gradient_noise_std=1.0,
     ...                          learning_rate=0.5)
@@ -501,7 +352,8 @@ def sign_lattice_law(
 
     Args:
       num_steps: k; -1 for the stationary law (detailed balance, averaged over even and odd steps).
-      initial_param: x0.  gradient: f', vectorised.  half_width: points on either side.
+      initial_param: x0 [params].   gradient: f', vectorised [loss/params].   gradient_noise_std: s; > 0 [loss/params].
+      learning_rate: eta, the lattice's spacing; > 0 [params].   half_width: points on either side; >= 1.
     Returns: points, probabilities; (2 half_width + 1,) each.
 
     >>> points, law = sign_lattice_law(1, initial_param=0.0, gradient=lambda x: x, gradient_noise_std=1.0,

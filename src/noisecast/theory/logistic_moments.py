@@ -40,7 +40,12 @@ class ClippedExpectations(NamedTuple):
     squared_slope: Array
 
     def felt(self, share: Array) -> "ClippedExpectations":
-        """With derivatives as an optimizer feels them that answers to some examples less than to others; (n,)."""
+        """With derivatives as an optimizer feels them that answers to some examples less than to others; (n,).
+
+        Args:
+          share: of the curvature that an example still has; (n,) in [0, 1].
+        Returns: ClippedExpectations; residuals and their squares are the same.
+        """
         return self._replace(
             slope=share * self.slope, first=share * self.first, second=share * self.second, third=share * self.third
         )
@@ -76,6 +81,7 @@ def clipped_expectations(
       mean, variance, third_moment: of the logits, the third about the mean; (n,).   labels: 0 or 1; (n,).
       shared: gamma_3 to gamma_6 of the common swing; (4, n).
       bound: C/sqrt(|x|^2 + 1); (n,), > 0.
+    Returns: ClippedExpectations; (n,) each.
 
     >>> e = clipped_expectations(np.zeros(2), np.ones(2), np.array([0, 1]), np.array([9.0, 0.1]))
     >>> e.residual.round(3)
@@ -105,6 +111,7 @@ def residual_given(
 
     Args:
       mean, variance, labels, bound: as `clipped_expectations`.   correlations: b, of logit and s; (n,).
+      swing: the law of s.
     Returns: (n, 71).
 
     >>> given = np.zeros(2), np.ones(2), np.ones(2), np.full(2, 9.0)
@@ -120,16 +127,27 @@ def residual_given(
 
 
 def loss_given(mean: Array, variance: Array, labels: Array, correlations: Array, swing: Swing) -> Array:
-    """E[softplus | s] - E softplus, as `residual_given`."""
+    """E[softplus | s] - E softplus, as `residual_given`.
+
+    Args: as `residual_given`.
+    Returns: (n, 71).
+
+    >>> given = np.zeros(1), np.ones(1), np.ones(1), np.array([0.5])
+    >>> loss_given(*given, Swing.gaussian())[:, [25, 45]].round(3)                         # s = -2, 2
+    array([[ 0.578, -0.422]])
+    """
     return _given(lambda z, of: _loss(z), mean, variance, labels, correlations, swing)
 
 
 def logistic_expectations(
     mean: Array, variance: Array, labels: Array, bound: Array, third_moment: Array = 0.0, shared: Array = NOTHING_SHARED
 ) -> LogisticExpectations:
-    """What is seen of one example each under its logit z; arguments as `clipped_expectations`.
+    """What is seen of one example each under its logit z.
 
     The share of clipped examples and the accuracy are exact for the law, the rest is Gauss-Hermite with 24 nodes.
+
+    Args: as `clipped_expectations`.
+    Returns: LogisticExpectations; (n,) each.
 
     >>> e = logistic_expectations(np.zeros(2), np.ones(2), np.array([0, 1]), np.array([9.0, 0.1]))
     >>> e.loss.round(3), e.clip_fraction.round(3)

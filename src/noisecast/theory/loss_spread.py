@@ -36,8 +36,10 @@ def mean_loss_std(
     different examples stand for all such pairs, each example with itself for the other 1/num_examples.
 
     Args:
-      coefficients: `hermite_coefficients`; (order, m).   covariance: of the outputs; (m, m).   std: of them; (m,).
+      coefficients: `hermite_coefficients`; (order, m) [loss].   covariance: of the outputs; (m, m).
+      std: of them; (m,).   num_examples: >= m.
       linear: the first order's part of the variance, where `linear_variance` knows it from more than m examples.
+    Returns: () >= 0 [loss].
 
     >>> round(mean_loss_std(np.array([[1.0, 1.0]]), np.ones((2, 2)), np.ones(2), 2), 12)      # the same noise in both
     1.0
@@ -61,7 +63,8 @@ def std_of_mean(losses: Array, num_examples: int) -> float:
     By the covariances of pairs, as `mean_loss_std`: the mean of m alone would count each example's own part 1/m times.
 
     Args:
-      losses: of a run and an example; (runs, m).
+      losses: of a run and an example; (runs, m).   num_examples: >= m.
+    Returns: () >= 0 [loss].
 
     >>> std_of_mean(np.array([[1.0, 1.0], [-1.0, -1.0]]), 10)      # they move together
     1.0
@@ -80,7 +83,8 @@ def linear_variance(together: float, shared: Array, alone: Array, num_examples: 
 
     Args:
       together: Var (1/m) sum_i l_i' x_i . dw, of weights that know no example.   shared: Var l_i' x_i . dw; (m,).
-      alone: Var l_i' dz_i, of the example's own output; (m,).
+      alone: Var l_i' dz_i, of the example's own output; (m,).   num_examples: >= m.
+    Returns: () [loss^2].
 
     >>> round(linear_variance(1.0, np.ones(2), np.ones(2), 2), 12)      # the same noise in both
     1.0

@@ -80,7 +80,11 @@ def clipping_table(
 
     Some are integrated; between them ln h, ln (m2 - h^2 G^2) and the clip fraction are linear in ln G, to 0.1 %.
 
+    Args:
+      largest_norm: the last gradient norm; > 0 [loss/params].   decades: of the series below it; > 0.
+      num_params, example_noise_std, degrees_of_freedom, l2_clip_norm: as `clipping_expectations`.
     Returns: gradient norms, (GRID_POINTS,), and expectations there; not to be written to.
+    Raises: ValueError for a value outside its range.
 
     >>> norms, found = clipping_table(10.0, num_params=200, example_noise_std=0.01, degrees_of_freedom=np.inf,
     ...                               l2_clip_norm=1.0)

@@ -20,6 +20,11 @@ def nominal_epsilon(
 
     Below z of about 1 it is too small, by factors from 1.5 up; for large z it is somewhat too large. inf at z = 0.
 
+    Args:
+      noise_multiplier: z; any shape, >= 0.   sampling_probability: q; in (0, 1].
+      num_steps: T; >= 0.   target_delta: delta; in (0, 1).
+    Returns: shape of z.
+
     >>> round(nominal_epsilon(1.0, sampling_probability=0.0064, num_steps=15600, target_delta=1e-5), 3)
     2.712
     """
@@ -30,6 +35,10 @@ def nominal_noise_multiplier(
     nominal_epsilon: Array, *, sampling_probability: float, num_steps: int, target_delta: float
 ) -> Array:
     """q sqrt(T log(1/delta))/epsilon: the inverse of `nominal_epsilon`. NOT a calibration.
+
+    Args:
+      nominal_epsilon: any shape, >= 0.   sampling_probability, num_steps, target_delta: as `nominal_epsilon`.
+    Returns: z, shape of nominal_epsilon; inf at 0.
 
     >>> round(nominal_noise_multiplier(2.7123, sampling_probability=0.0064, num_steps=15600, target_delta=1e-5), 3)
     1.0
@@ -64,6 +73,10 @@ class Thresholds:
     def adaptive_wins(self, noise_multiplier: float) -> bool:
         """Whether the adaptive optimizer has the lower floor at this noise multiplier.
 
+        Args:
+          noise_multiplier: z; >= 0.
+        Returns: a truth value; at a threshold itself that of less noise.
+
         >>> Thresholds("above", (2.0,)).adaptive_wins(3.0)
         True
         """
@@ -74,6 +87,10 @@ class Thresholds:
         self, *, sampling_probability: float, num_steps: int, target_delta: float
     ) -> tuple[float, ...]:
         """The thresholds as `nominal_epsilon`, decreasing: the adaptive optimizer wins below the last.
+
+        Args:
+          sampling_probability: q; in (0, 1].   num_steps: T; >= 0.   target_delta: delta; in (0, 1).
+        Returns: one a threshold.
 
         >>> Thresholds("above", (1.0,)).nominal_epsilons(sampling_probability=0.1, num_steps=100,
         ...                                              target_delta=math.exp(-1))
@@ -108,11 +125,12 @@ def threshold_noise_multipliers(
     norm, and there may be two thresholds.
 
     Args:
-      sgd_learning_rate, sgd_l2_clip_norm: eta_g, C_g; > 0.
-      adaptive_learning_rate, adaptive_l2_clip_norm: eta_a, C_a; > 0.
-      noise_penalty: phi of the adaptive optimizer (`OptimizerTheory.noise_penalty`): pi/2 Sign, 1 Adam.
-      example_noise_std: sigma; >= 0.  expected_batch_size: B.
+      sgd_learning_rate, sgd_l2_clip_norm: eta_g [params^2/loss], C_g [loss/params]; > 0.
+      adaptive_learning_rate, adaptive_l2_clip_norm: eta_a [params], C_a [loss/params]; > 0.
+      noise_penalty: phi of the adaptive optimizer (`OptimizerTheory.noise_penalty`): pi/2 Sign, 1 Adam; > 0.
+      example_noise_std: sigma; >= 0 [loss/params].   expected_batch_size: B; > 0.
     Returns: Thresholds.
+    Raises: ValueError for a value outside its range.
     Valid when: no example is clipped and eta_a lambda << s (floors at low signal-to-noise ratio).
 
     >>> t = threshold_noise_multipliers(sgd_learning_rate=1.0, sgd_l2_clip_norm=1.0, adaptive_learning_rate=1.0,
@@ -166,6 +184,13 @@ def threshold_noise_multiplier_all_clipped(
     Own derivation: with s = C sqrt(1/(d B) + z^2/B^2) and h proportional to C, the noise per example and the adaptive
     optimizer's clip norm cancel. "always" if the root is not real.
 
+    Args:
+      sgd_learning_rate, sgd_l2_clip_norm, adaptive_learning_rate: eta_g, C_g and eta_a, as there.
+      noise_penalty, expected_batch_size: phi and B, as there.
+      num_params: d; > 0.
+    Returns: Thresholds, "above" or "always".
+    Raises: ValueError for a value that is not positive.
+
     >>> threshold_noise_multiplier_all_clipped(sgd_learning_rate=1.0, sgd_l2_clip_norm=1.0, adaptive_learning_rate=1.0,
     ...     noise_penalty=1.0, num_params=10**12, expected_batch_size=10).noise_multipliers[0].__round__(6)
     10.0
@@ -197,6 +222,11 @@ def threshold_epsilon_as_printed(
 
     Wrong for DP-SignSGD: see `threshold_noise_multipliers`. It is DP-Adam's threshold at equal learning rates and clip
     norms, as a nominal epsilon.
+
+    Args:
+      example_noise_std: sigma; >= 0 [loss/params].   expected_batch_size: B; > 0.   l2_clip_norm: C; > 0 [loss/params].
+      num_steps: T; >= 0.   target_delta: delta; in (0, 1).   num_examples: n; >= 1.
+    Returns: () >= 0, inf included.
 
     >>> threshold_epsilon_as_printed(example_noise_std=0.0, expected_batch_size=4, l2_clip_norm=2.0, num_steps=25,
     ...                              target_delta=math.exp(-1), num_examples=10)
@@ -244,6 +274,12 @@ def sgd_learning_rate_as_printed(
 
     Kept to be compared: it lacks B, sqrt(log(1/delta)) and sqrt 2, and is 0.1-2.6 times the best.
 
+    Args:
+      initial_loss, curvature_trace, num_steps: f0 - f*, d L and T, as `sgd_learning_rate`.
+      example_noise_std: sigma; >= 0 [loss/params].   l2_clip_norm: C; > 0 [loss/params].
+      nominal_epsilon: any shape, > 0.   num_examples: n; >= 1.
+    Returns: shape of nominal_epsilon [params^2/loss].
+
     >>> float(sgd_learning_rate_as_printed(initial_loss=1.0, curvature_trace=1.0, num_steps=4, example_noise_std=1.0,
     ...     l2_clip_norm=1.0, nominal_epsilon=1.0, num_examples=100))
     0.5
@@ -256,7 +292,9 @@ def sgd_learning_rate_as_printed(
 def adaptive_learning_rate(*, initial_loss: float, curvature_trace: float, num_steps: int) -> float:
     """sqrt(2 f0/(d L T)): minimises the gradient-norm bound of DP-SignSGD and of DP-Adam, at any privacy.
 
-    Args and metric: as `sgd_learning_rate`. Returns: eta [params].
+    Args:
+      initial_loss, curvature_trace, num_steps: f0 - f*, d L and T, as `sgd_learning_rate`.
+    Returns: eta [params]. Metric: as there.
 
     >>> adaptive_learning_rate(initial_loss=2.0, curvature_trace=1.0, num_steps=4)
     1.0
@@ -266,6 +304,8 @@ def adaptive_learning_rate(*, initial_loss: float, curvature_trace: float, num_s
 
 def adaptive_learning_rate_as_printed(*, initial_loss: float, curvature_trace: float, num_steps: int) -> float:
     """sqrt(f0/(d L T)): the printed theorem minimises a bound without its 1/2 (paper, Thm signsgd_opt).
+
+    Args and Returns: as `adaptive_learning_rate`.
 
     >>> adaptive_learning_rate_as_printed(initial_loss=4.0, curvature_trace=1.0, num_steps=4)
     1.0
@@ -286,6 +326,11 @@ def optimal_gradient_norm_bound(
 
     phi = 1 for DP-SGD and DP-Adam, pi/2 for DP-SignSGD; 1/h is the paper's K_1. So tuned DP-SignSGD is
     sqrt(pi/2) = 1.25 times worse than tuned DP-SGD, exactly (own derivation).
+
+    Args:
+      initial_loss, curvature_trace, num_steps, gradient_noise_std: f0 - f*, d L, T and s, as `sgd_learning_rate`.
+      noise_penalty: phi; > 0.   shrink_factor: h; in (0, 1].
+    Returns: shape of s [loss^2/params^2].
 
     >>> optimal_gradient_norm_bound(initial_loss=2.0, curvature_trace=1.0, num_steps=4, gradient_noise_std=3.0,
     ...                             noise_penalty=1.0)

@@ -21,6 +21,9 @@ class GradientMoments:
       snr_factors: r_k; (K,). Heavy-tailed example noise makes g a scale mixture of Gaussians; component k has the
         signal-to-noise ratio r_k * mean / noise_std. One component with r = 1 is the plain Gaussian.
       snr_weights: w_k, sum to 1; (K,).
+
+    >>> GradientMoments(mean=0.5, noise_std=2.0).snr_factors                               # a plain Gaussian
+    (1.0,)
     """
 
     mean: Array

@@ -56,19 +56,33 @@ class OwnPush(NamedTuple):
 
     @classmethod
     def none(cls, num_examples: int) -> "OwnPush":
+        """At the start, before any draw; (n,) zeros each."""
         return cls(*(np.zeros(num_examples) for _ in cls._fields))
 
     @property
     def third_moment(self) -> Array:
-        """E (z - E z)^3; (n,)."""
+        """E (z - E z)^3.
+
+        Returns: (n,).
+        """
         return 3 * (self.once + self.twice) + self.thrice
 
     def output_variance(self, alone: Array) -> Array:
-        """Var z = Var u + 2 E[b y] + 2 E[r y] + E y^2, `alone` being Var u = Var b + Var r; (n,) >= 0."""
+        """Var z = Var u + 2 E[b y] + 2 E[r y] + E y^2.
+
+        Args:
+          alone: Var u = Var b + Var r, of an example never seen; (n,) >= 0.
+        Returns: (n,) >= 0.
+        """
         return np.maximum(alone + 2 * (self.with_block + self.with_rest) + self.square, 0.0)
 
     def remaining_share(self, alone: Array) -> Array:
-        """E[u z]/E u^2: the share of its curvature with which an example still holds the weights; (n,)."""
+        """E[u z]/E u^2: the share of its curvature with which an example still holds the weights.
+
+        Args:
+          alone: as `output_variance`.
+        Returns: (n,) in [0, 1].
+        """
         return np.clip(1 + (self.with_block + self.with_rest) / np.maximum(alone, 1e-30), 0.0, 1.0)
 
     def advance(
@@ -85,8 +99,9 @@ class OwnPush(NamedTuple):
         and the third moments as in `_skewed`. Exact while the third moments keep.
 
         Args:
-          block, rest: Var b and Var r half-way.   block_rate, rest_rate: at which b and r forget.
-          fading_rate: lambda_y.   All (n,) >= 0, rates per step.
+          num_steps: >= 0.   block, rest: Var b and Var r half-way.   block_rate, rest_rate: at which b and r forget.
+          pull: of each example's own draws.   fading_rate: lambda_y.   All (n,) >= 0, rates per step.
+        Returns: OwnPush; (n,) each.
 
         >>> still = {"block_rate": 0.0, "rest_rate": 0.0, "fading_rate": 0.0}
         >>> pull = Pull(rates=(0.1, 0.0, 0.0), noise=0.0, noise_slope=0.0)

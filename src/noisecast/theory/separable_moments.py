@@ -27,7 +27,8 @@ def gaussian_expectation(function: Function, mean: Array, variance: Array, *, no
     """E function(x), x_j ~ N(m_j, v_j), by Gauss-Hermite quadrature: exact for polynomials below degree 2 nodes.
 
     Args:
-      function: of (nodes, c).   mean, variance: (c,).
+      function: of (nodes, c).   mean, variance: (c,).   nodes: >= 1.
+    Returns: (c,).
 
     >>> gaussian_expectation(lambda x: x**4, np.zeros(1), np.ones(1)).round(12)
     array([3.])
@@ -60,6 +61,16 @@ class GaussianLaws:
     The slope is replaced by its best linear approximation under the law, f'(x) ~ E f' + E f'' (x - m) (Stein), and
     keeps its variance; then the optimizer's recursion on quadratics is used with that curvature. Exact where f' is
     linear and the recursion is.
+
+    Args:
+      loss: slopes and curvatures.   start: weights at step 0; (c,).   closure: of the optimizer.
+
+    >>> from noisecast.theory.closures import SGD_CLOSURE
+    >>> square = Separable(slope=lambda x: x, curvature=np.ones_like)
+    >>> laws = GaussianLaws(square, np.ones(1), SGD_CLOSURE)
+    >>> laws.advance(0, 1.0, GradientLaw(np.zeros(1), 0.0, 4.0), 0.5)
+    >>> laws.state.mean, laws.state.variance
+    (array([0.5]), array([1.]))
     """
 
     def __init__(self, loss: Separable, start: Array, closure: Closure):
@@ -68,10 +79,21 @@ class GaussianLaws:
         self.state = self.recursion.start(np.asarray(start, np.float64))
 
     def expect(self, function: Function, *, nodes: int = NODES) -> Array:
+        """E function(x), coordinate by coordinate.
+
+        Args:
+          function: of weights (nodes, c).   nodes: of the quadrature, exact below degree 2 nodes; >= 1.
+        Returns: (c,).
+        """
         return gaussian_expectation(function, self.state.mean, self.state.variance, nodes=nodes)
 
     def advance(self, step: int, shrink: float, noise: GradientLaw, learning_rate: float) -> None:
-        """One step: E clip(g) = shrink f'; `noise` has the noise and its mixture."""
+        """One step: E clip(g) = shrink f'; `noise` has the noise and its mixture.
+
+        Args:
+          step: k = 0, 1, ...   shrink: h; in [0, 1].   noise: of the gradient; mean and signal in it are replaced.
+          learning_rate: eta; > 0.
+        """
         mean, square, curvature = (
             self.expect(function, nodes=5)
             for function in (self.loss.slope, lambda x: self.loss.slope(x) ** 2, self.loss.curvature)
@@ -91,9 +113,17 @@ class GridLaws:
     number.
 
     Args:
+      loss, closure: as `GaussianLaws`.
       starts: of each law the points where it starts, equally likely; c arrays. The very first one becomes a grid
         point; others are split between neighbours, which keeps their means.
       span: the grid's ends; mass that gets there stays there.   spacing: of the grid; > 0 [params].
+
+    >>> from noisecast.theory.closures import SIGN_CLOSURE
+    >>> square = Separable(slope=lambda x: x, curvature=np.ones_like)
+    >>> laws = GridLaws(square, [np.zeros(1)], SIGN_CLOSURE, span=(-2.0, 2.0), spacing=1.0)
+    >>> laws.advance(0, 1.0, GradientLaw(np.zeros(1), 0.0, 1.0), 1.0)
+    >>> laws.points, laws.probabilities[:, 0]                                              # one sign, up or down
+    (array([-2., -1.,  0.,  1.,  2.]), array([0. , 0.5, 0. , 0.5, 0. ]))
     """
 
     def __init__(
@@ -109,11 +139,17 @@ class GridLaws:
         self._transitions: list[Any] = []
 
     def expect(self, function: Function, *, nodes: int = NODES) -> Array:
-        """E function(x); (c,). `nodes` is for Gaussians."""
+        """E function(x), coordinate by coordinate.
+
+        Args:
+          function: of weights (N, c).   nodes: of Gaussians; not used here.
+        Returns: (c,).
+        """
         return np.sum(self.probabilities * function(self._everywhere), axis=0)
 
     @property
     def mass_at_the_ends(self) -> float:
+        """The most that a coordinate has of its law at the grid's ends, where it stays; () in [0, 1]."""
         return float(np.max(self.probabilities[0] + self.probabilities[-1]))
 
     @property
@@ -121,6 +157,10 @@ class GridLaws:
         return np.broadcast_to(self.points[:, None], self.probabilities.shape)
 
     def advance(self, step: int, shrink: float, noise: GradientLaw, learning_rate: float) -> None:
+        """One step; the transition is made anew where noise, clipping or memory have changed by more than `REFRESH`.
+
+        Args: as `GaussianLaws.advance`.
+        """
         mean = self.expect(self.loss.slope)
         spread = np.maximum(self.expect(lambda x: self.loss.slope(x) ** 2) - mean**2, 0.0)
         everywhere = noise._replace(mean=shrink * mean, signal_variance=shrink**2 * spread)

@@ -37,6 +37,9 @@ class Entries(NamedTuple):
 
     Args:
       starts: (d + 1,).   examples: whose; (m,).   values: x_ij; (m,).
+
+    >>> Entries(np.array([0, 1, 3]), np.array([4, 4, 7]), np.ones(3)).coordinates
+    array([0, 1, 1])
     """
 
     starts: Array
@@ -49,16 +52,23 @@ class Entries(NamedTuple):
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
     def between(self, first: int, last: int) -> "Entries":
-        """Of coordinates first to last - 1."""
+        """Of coordinates first to last - 1.
+
+        Args:
+          first, last: 0 <= first < last <= d.
+        Returns: Entries of last - first coordinates.
+        """
         at = slice(self.starts[first], self.starts[last])
         return Entries(self.starts[first : last + 1] - self.starts[first], self.examples[at], self.values[at])
 
 
 class SignOfBatch(NamedTuple):
-    """Args:
-    expected: E sign(g_j); (d,).
-    gain: 2 p_j(0), how it moves with what is added to every batch; (d,).
-    gain_if_drawn: k_ij, how it moves with what that example adds; (m,).
+    """E sign(g_j) of a batch of few, and how it moves with what examples add.
+
+    Args:
+      expected: E sign(g_j); (d,).
+      gain: 2 p_j(0), how it moves with what is added to every batch; (d,).
+      gain_if_drawn: k_ij, how it moves with what that example adds; (m,).
     """
 
     expected: Array
@@ -71,6 +81,11 @@ def batch_variance(entries: Entries, mean: Array, square: Array, *, rate: float,
 
     Args:
       entries: x_ij by coordinate.   mean, square: E r_i, E r_i^2; (n,).   rate, probability: as there.
+    Returns: (d,) >= 0 [loss^2/params^2].
+
+    >>> one = Entries(np.array([0, 1]), np.array([0]), np.array([2.0]))
+    >>> batch_variance(one, np.ones(1), np.ones(1), rate=0.5, probability=0.5)             # x^2 q (1 - q)
+    array([1.])
     """
     single = square - (probability if probability >= SMALL_PROBABILITY else 0.0) * mean**2
     return rate * np.add.reduceat(entries.values**2 * single[entries.examples], entries.starts[:-1])
@@ -89,6 +104,7 @@ def sign_of_batch(
       noise_variance: sigma^2, of all that is Gaussian; (d,), > 0. Batches that are drawn otherwise: less what their
         variance lacks of this one's, `batch_variance`.
       probability: q, at which each of those for which an example stands is drawn; in [0, 1]. 0: any number of times.
+    Returns: SignOfBatch.
 
     >>> one = Entries(np.array([0, 1]), np.array([0]), np.array([1.0]))    # in half of all batches, +1 and noise of 0.1
     >>> law = {"rate": 0.5, "probability": 0.5, "noise_variance": np.array([0.01])}

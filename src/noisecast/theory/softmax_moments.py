@@ -35,6 +35,10 @@ class OutputLaw:
 
         Softmax damps differences of logits alone, so independent fluctuations of variance v shrink at the rate of the
         centred ones: at equal probabilities p (1 - p) m/(m - 1) = p. Exact there, and for two classes. Own derivation.
+
+        Args:
+          num_outputs: m; >= 1.
+        Returns: () >= 1.
         """
         return num_outputs / (num_outputs - 1) if self.is_coupled and num_outputs > 1 else 1.0
 
@@ -79,11 +83,15 @@ class OutputExpectations(NamedTuple):
     damped: Array
 
     def curve(self, logits: Array) -> Array:
-        """(E dr/dz) v for every example; (n, m).
+        """(E dr/dz) v for every example.
 
         Clipping to a length takes away what changes the length: d(r/|r|) = (I - uu') dr/|r|, u = r/|r|. In mean field
         the share phi of clipped weight is projected out on both sides by P = I - (1 - sqrt(1 - phi)) uu', which keeps
         the operator symmetric and not negative.
+
+        Args:
+          logits: v; (n, m).
+        Returns: (n, m).
         """
         v = self._projected(logits)
         image = self.diagonal * v
@@ -100,6 +108,12 @@ class Nodes:
 
     Each coordinate alone is integrated nearly exactly, and what 16 points of m coordinates leave to chance averages out
     over the examples.
+
+    Args:
+      num_examples, num_outputs: n and m; >= 1.   num_nodes: points an example; >= 1.
+
+    >>> [(examples, points.shape) for examples, points in Nodes(2, 3)]
+    [(slice(0, 1, None), (16, 3)), (slice(1, 2, None), (16, 3))]
     """
 
     def __init__(self, num_examples: int, num_outputs: int, num_nodes: int = NUM_NODES):
@@ -123,9 +137,10 @@ def output_expectations(
     """Expectations over independent logits z_c ~ N(mean_c, variance_c) of each example, jointly clipped over outputs.
 
     Args:
-      mean, variance: of the logits; (n, m).   targets: y; (n, m), 0 or 1.
+      law: of loss and residuals.   mean, variance: of the logits; (n, m).   targets: y; (n, m), 0 or 1.
       bound: C/sqrt(|x|^2 + 1), at which |r| is clipped; (n,), > 0, infinite without clipping.
       nodes: of n examples.
+    Returns: OutputExpectations, float32 of (n, m) and float64 of (n,).
 
     >>> mean, targets = np.zeros((1, 2)), np.eye(2)[:1]
     >>> e = output_expectations(SOFTMAX_OUTPUTS, mean, 0 * mean, targets, np.ones(1), Nodes(1, 2))
@@ -192,9 +207,13 @@ def _at_nodes(law: OutputLaw, z: Array, y: Array, bound: Array) -> dict[str, Arr
 
 
 def probability_of_likeliest(mean: Array, variance: Array, labels: Array, nodes: Nodes) -> Array:
-    """P(z_label is the largest logit), averaged over the other logits' nodes; (n,).
+    """P(z_label is the largest logit), averaged over the other logits' nodes.
 
     P(z_y > top of the others) = E ndtr((mean_y - top)/std_y): the label's own logit is integrated exactly.
+
+    Args:
+      mean, variance: of the logits; (n, m).   labels: the number of each example's label; (n,).   nodes: of n examples.
+    Returns: (n,) in [0, 1].
 
     >>> probability_of_likeliest(np.array([[1.0, 0.0]]), np.array([[1.0, 0.0]]), np.array([0]), Nodes(1, 2)).round(4)
     array([0.8413])
@@ -214,7 +233,11 @@ def probability_of_likeliest(mean: Array, variance: Array, labels: Array, nodes:
 
 
 def expected_labels_in_top(mean: Array, variance: Array, targets: Array, nodes: Nodes, *, top: int) -> Array:
-    """Expected number of an example's labels among its `top` largest logits; (n,).
+    """Expected number of an example's labels among its `top` largest logits.
+
+    Args:
+      mean, variance: of the logits; (n, m).   targets: 0 or 1; (n, m).   nodes: of n examples.   top: >= 1.
+    Returns: (n,) in [0, top].
 
     >>> expected_labels_in_top(np.array([[2.0, 1.0, 0.0]]), np.zeros((1, 3)), np.array([[1, 0, 1]]), Nodes(1, 3), top=2)
     array([1.])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from noisecast.report.thresholds import Point, in_words, thresholds
+from noisecast.report.score_thresholds import Point, in_words, score_thresholds
 
 LEVELS = (1.0, 2.0, 4.0, 8.0)
 
@@ -14,7 +14,7 @@ def curve(values, half=0.0):
 
 
 def found(ones, others, more=False):
-    return thresholds("one", ones, "other", others, more=more)
+    return score_thresholds("one", ones, "other", others, more=more)
 
 
 def test_none_one_and_two():

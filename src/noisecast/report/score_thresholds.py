@@ -20,7 +20,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Threshold:
+class ScoreThreshold:
     """One change of the better optimizer, interpolated in log z between two levels.
 
     Args:
@@ -37,9 +37,9 @@ class Threshold:
     high: float | None
 
 
-def thresholds(
+def score_thresholds(
     first: str, ones: list[Point], second: str, others: list[Point], *, more: bool
-) -> list[Threshold] | None:
+) -> list[ScoreThreshold] | None:
     """Where the better of two changes, by increasing epsilon; None where fewer than two levels have both.
 
     A run that diverged has lost against one that has not. Two are told apart where their gap is larger than the root
@@ -50,7 +50,7 @@ def thresholds(
 
     >>> flat = [Point(z, 1 / z, 1.0, 0.1) for z in (1.0, 2.0, 4.0)]
     >>> steep = [Point(z, 1 / z, value, 0.1) for z, value in ((1.0, 0.5), (2.0, 0.75), (4.0, 2.0))]
-    >>> [found] = thresholds("flat", flat, "steep", steep, more=False)
+    >>> [found] = score_thresholds("flat", flat, "steep", steep, more=False)
     >>> round(found.noise_multiplier, 3), found.below, found.low, found.high
     (2.297, 'flat', 0.25, 0.5)
     """
@@ -70,7 +70,7 @@ def thresholds(
             below, above = (first, second) if gap_a > 0 else (second, first)
             low = next((p.epsilon for p, gap, sure in reversed(gaps[: i + 1]) if sure and gap * gap_a > 0), None)
             high = next((p.epsilon for p, gap, sure in gaps[i + 1 :] if sure and gap * gap_b > 0), None)
-            found.append(Threshold(noise, epsilon, below, above, low, high))
+            found.append(ScoreThreshold(noise, epsilon, below, above, low, high))
     return found
 
 
@@ -93,7 +93,7 @@ def _between(a: float, b: float, share: float) -> float:
     return b if math.isinf(a) else a if math.isinf(b) else math.exp((1 - share) * math.log(a) + share * math.log(b))
 
 
-def in_words(found: list[Threshold] | None, leader: str | None) -> str:
+def in_words(found: list[ScoreThreshold] | None, leader: str | None) -> str:
     """None, one or two thresholds, as a phrase; `leader` is better everywhere if there is none.
 
     >>> in_words([], "DP-Adam"), in_words(None, None)

@@ -30,7 +30,7 @@ WINDOWS = {
 }
 
 
-def thresholds(frame: Any) -> Any:
+def threshold_voices(frame: Any) -> Any:
     """z*, of every adaptive optimizer at every batch size, in four voices.
 
     Returns: a frame: problem, optimizer, batch_size, num_steps, num_examples, is_clipped (whether most examples are),
