@@ -242,11 +242,12 @@ def test_a_resumed_run_is_evaluated_where_it_was_begun_to_be(path, tmp_path):
     np.testing.assert_array_equal(models[2], models[0])
 
 
-def test_a_run_that_diverges_leaves_no_secret(path):
+def test_a_run_that_diverges_leaves_no_secret(path, monkeypatch):
+    monkeypatch.setattr(engines, "released_params", lambda run, scenario: np.full(3, np.nan, np.float32))
     seen = []
     with pytest.raises(ValueError, match="diverged"):
         train(
-            replace(scenario(), optimizer=DPSGD(learning_rate=1e39)),
+            scenario(),
             checkpoint=path,
             watch=lambda moment: seen.append(path.exists()),
         )

@@ -218,7 +218,7 @@ def test_train_prints_json(folder, capsys, optimizer):
     result = json.loads(capsys.readouterr().out)
     assert result["learning_rate"] == 0.05 and result["learning_rate_origin"] == "as given"
     assert result["privacy"]["epsilon"] == pytest.approx(4, rel=0.01) and result["privacy"]["epsilon"] <= 4
-    assert result["privacy"]["target_delta"] == 1e-3
+    assert result["privacy"]["target_delta"] == 1e-5
     assert "The number of rows, 300, which was treated as public." in result["privacy"]["not_covered"]
     assert 0 < result["non_private_metrics"]["loss"] < 1
 

@@ -237,8 +237,8 @@ def _budget(budget: dict[str, Any] | None, privacy: dict[str, Any]) -> Html | No
         tag("p", id="budget-say", class_="note live", aria_live="polite"),
         chart(
             "budget",
-            "Upper bounds for the same batches: at this model's noise the ε stated above, else quick ones (RDP), than "
-            "which the ε that training states is tighter or equal.",
+            "Quick upper bounds (RDP) for the same batches, cut off at the ε stated above where there is as much noise "
+            "or more; what training states is tighter or equal.",
         ),
     )
     rows = [(f"{z:.4g}", end) for z, end in zip(budget["multipliers"], budget["ends"], strict=True)]
