@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from noisecast import DPSGD, ClosedForm, DPSignSGD, SampledGaussian, Scenario, Stream, Training, answer, quadratic
 from noisecast.figures import scenario_picture
@@ -48,6 +49,16 @@ def test_curves_that_are_left_out_are_counted():
     assert "1 of 3 curves have gaps" in legend_of(table)
     table["status"] = EXTRAPOLATED
     assert "3 of 3 curves have gaps" in legend_of(table)
+
+
+def test_the_legend_of_one_panel_fits_into_the_picture():
+    table = answer(scenarios([0.1], [5.0]), runners=[Training(), ClosedForm()], num_seeds=3, record_at=[0, 20, 40])
+    table.loc[table.index[-1], "status"] = EXTRAPOLATED  # a long note
+    figure = scenario_picture.draw(scenario_picture.data(table))
+    FigureCanvasAgg(figure).draw()
+    (legend,) = figure.legends
+    extent = legend.get_window_extent()
+    assert extent.x0 >= 0 and extent.x1 <= figure.bbox.width
 
 
 def legend_of(table):

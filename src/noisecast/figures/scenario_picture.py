@@ -75,7 +75,8 @@ def draw(frame: pd.DataFrame, metric: str = "loss") -> "Figure":
     with mpl.rc_context(RC):
         columns = min(len(levels), 3)
         lines = -(-len(levels) // columns)
-        figure = Figure(figsize=(1.2 + 3.1 * columns, 1.1 + 2.6 * lines), layout="constrained")
+        below = 1.1 if columns > 1 else 1.7  # for the legend, of which a narrow one is higher
+        figure = Figure(figsize=(1.2 + 3.1 * columns, below + 2.6 * lines), layout="constrained")
         panels = np.atleast_1d(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel())
         for panel, level in zip(panels, levels):
             _draw_panel(panel, frame.loc[frame["noise_multiplier"] == level])
@@ -195,8 +196,11 @@ def _legend(figure: "Figure", spare, frame: pd.DataFrame) -> None:
     curves = frame["mean"].isna().groupby([frame["scenario"], frame["runner"]]).any().to_numpy(bool)
     if gaps := np.count_nonzero(curves):
         notes.append(f"{gaps} of {len(curves)} curves have gaps:\nwhere they diverge or are extrapolated none is drawn")
-    title = "; ".join(notes)
+    is_narrow = figure.get_figwidth() < 5  # of one panel
+    title = ("\n" if is_narrow else "; ").join(notes)
     if spare is not None:
         spare.legend(handles=handles, loc="center left", title=title, title_fontsize=8)
     else:
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, title=title, title_fontsize=8)
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=2 if is_narrow else 3, title=title, title_fontsize=8
+        )
