@@ -165,7 +165,7 @@ def _checked(
 Ways = dict[How, dict[float, list[Scenario]]]  # by budget
 
 
-class Price(NamedTuple):
+class Budget(NamedTuple):
     """What the noise multiplier of a budget follows from; a mechanism's own noise and clip norm do not matter."""
 
     sampler: Sampler
@@ -175,16 +175,16 @@ class Price(NamedTuple):
     target_epsilon: float
 
 
-def _price(scenario: Scenario, epsilon: float) -> Price:
+def _budget(scenario: Scenario, epsilon: float) -> Budget:
     mechanism: SampledGaussian = scenario.mechanism
-    return Price(mechanism.sampler, mechanism.adjacency, scenario.num_steps, scenario.target_delta, epsilon)
+    return Budget(mechanism.sampler, mechanism.adjacency, scenario.num_steps, scenario.target_delta, epsilon)
 
 
-def _noise_multiplier(_: Any, price: Price) -> float:
+def _noise_multiplier(_: Any, budget: Budget) -> float:
     """The least noise whose epsilon stays within the budget."""
-    blank = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=1.0, sampler=price.sampler, adjacency=price.adjacency)
+    blank = SampledGaussian(noise_multiplier=0.0, l2_clip_norm=1.0, sampler=budget.sampler, adjacency=budget.adjacency)
     return calibrate_noise_multiplier(
-        blank, target_epsilon=price.target_epsilon, target_delta=price.target_delta, num_steps=price.num_steps
+        blank, target_epsilon=budget.target_epsilon, target_delta=budget.target_delta, num_steps=budget.num_steps
     ).noise_multiplier
 
 
@@ -210,7 +210,7 @@ class _Work:
         self.cheap, self.progress, self.forecasters = cheap(self.settings[0], metric), progress, forecasters
         self.asker = Asker(metric, self.cheap, self._tick, forecasters)
         self.num_asked = 0
-        self.calibrations: dict[Price, float] = {}
+        self.calibrations: dict[Budget, float] = {}
         self.full: dict[str, tuple[Scenario, Forecast]] = {}  # by id
         self.prices: dict[str, TuningPrice] = {}  # by id
         self.tried: list[dict] = []
@@ -218,17 +218,17 @@ class _Work:
     def calibrated(self, scenario: Scenario, epsilon: float) -> Scenario:
         """The least noise whose epsilon stays within the budget."""
         self.calibrate([(scenario, epsilon)])
-        noise_multiplier = self.calibrations[_price(scenario, epsilon)]
+        noise_multiplier = self.calibrations[_budget(scenario, epsilon)]
         return replace(scenario, mechanism=scenario.mechanism.with_noise_multiplier(noise_multiplier))
 
     def calibrate(self, asked: Sequence[tuple[Scenario, float]]) -> None:
         """Of scenarios and their budgets, those that are not known yet, side by side."""
-        prices = list(dict.fromkeys(p for pair in asked if (p := _price(*pair)) not in self.calibrations))
-        prices.sort(key=lambda price: -price.target_epsilon)  # the large ones take longest
-        if len(prices) < 2:
-            self.calibrations |= {price: _noise_multiplier(None, price) for price in prices}
+        budgets = list(dict.fromkeys(b for pair in asked if (b := _budget(*pair)) not in self.calibrations))
+        budgets.sort(key=lambda budget: -budget.target_epsilon)  # the large ones take longest
+        if len(budgets) < 2:
+            self.calibrations |= {budget: _noise_multiplier(None, budget) for budget in budgets}
         else:
-            self.calibrations |= zip(prices, self.forecasters.map(_noise_multiplier, prices), strict=True)
+            self.calibrations |= zip(budgets, self.forecasters.map(_noise_multiplier, budgets), strict=True)
 
     def ask(self, scenarios: list[Scenario]) -> list[Outcome]:
         """Cheaply."""
@@ -241,7 +241,7 @@ class _Work:
         kept = [scenario for scenario in self.tuned if type(scenario.optimizer) in optimizers]
         for scenario in kept:  # a budget that it was calibrated for need not be again
             self.calibrations |= {
-                _price(scenario, epsilon): scenario.mechanism.noise_multiplier
+                _budget(scenario, epsilon): scenario.mechanism.noise_multiplier
                 for epsilon in self.epsilons
                 if SPENT * epsilon <= scenario.privacy_spent.epsilon <= epsilon
             }

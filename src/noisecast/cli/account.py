@@ -7,7 +7,8 @@ from cyclopts import Parameter
 from noisecast.cli.mechanism_options import MechanismOptions
 from noisecast.cli.output import Json, facts, print_json, to_reader, warn, whole_number
 from noisecast.printed import number
-from noisecast.privacy.accounting import NONE, PrivacySpent, epsilon_spent, epsilon_text, noise_text, warnings_for
+from noisecast.privacy.accounting import PrivacySpent, epsilon_spent, epsilon_text, noise_text, warnings_for
+from noisecast.privacy.composition import NONE
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson, Sampler
 
