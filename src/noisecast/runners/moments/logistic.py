@@ -127,7 +127,9 @@ class _LogisticSolve:
         self.common = MeanOutput(self.rows)
         self.metrics = LogisticMetrics(examples, self.common, self.num_examples, clip, loss_alone=settings.loss_alone)
         self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
-        self.presence = self.rows.presence(self.fill * self.mechanism.expected_batch_size)
+        self.presence = self.rows.presence(
+            self.fill * self.mechanism.expected_batch_size, self.mechanism.sampler.exact_batch_size
+        )
         self.batch_shape = self._batch_shape()
         self.passing: set[int] = set()  # steps to record
         self.passed: dict[int, Weights] = {}  # the weights there
@@ -142,10 +144,9 @@ class _LogisticSolve:
         rate = self.fill * size / self.rows.num_examples
         privacy = self.mechanism.mean_noise_std**2
         residual = np.minimum(self.bound, 0.5)
-        probability = self.mechanism.sampler.sampling_probability or 0.0
-        return BatchShape.of(
-            self.rows, residual, rate=rate, probability=probability, batch_size=size, privacy_variance=privacy
-        )
+        sampler = self.mechanism.sampler
+        drawn: Any = {"probability": sampler.sampling_probability or 0.0, "exactly": sampler.exact_batch_size}
+        return BatchShape.of(self.rows, residual, rate=rate, batch_size=size, privacy_variance=privacy, **drawn)
 
     def forecast(self, record_at: Sequence[int]) -> Forecast:
         """In time steps that do not depend on `record_at`, so that looking on the way does not move the end."""

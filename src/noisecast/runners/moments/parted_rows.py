@@ -40,11 +40,16 @@ class PartedRows:
         """d, of one output."""
         return self.split + self.rest.shape[1]
 
-    def presence(self, batch_size: float) -> np.ndarray:
-        """1 - e^(-B f_j), f_j the share of rows in which column j is not 0: of batches that have it; (d,)."""
+    def presence(self, batch_size: float, exactly: int | None) -> np.ndarray:
+        """1 - e^(-B f_j), f_j the share of rows in which column j is not 0: of batches that have it; (d,).
+
+        Of batches of exactly B of many 1 - (1 - f_j)^B.
+        """
         parts = self.block[:, : self.split], self.rest
         shares = [np.asarray((part != 0).sum(axis=0)).ravel() / self.num_examples for part in parts]
-        return np.maximum(-np.expm1(-batch_size * np.concatenate(shares)), 1e-12)
+        found = np.concatenate(shares)
+        missing = np.exp(-batch_size * found) if exactly is None else (1 - found) ** exactly
+        return np.maximum(1 - missing, 1e-12)
 
     def dot(self, weights: np.ndarray) -> np.ndarray:
         """x_i . w; (n,) from (d,), or (n, m) from (d, m)."""
