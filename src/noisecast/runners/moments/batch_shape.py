@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse
 
 from noisecast.theory.closures import GradientLaw, sign_response
-from noisecast.theory.sign_of_batch import Entries, batch_variance, sign_of_batch
+from noisecast.theory.sign_of_batch import Entries, batch_variance, is_exact, sign_of_batch
 
 HEAVY = 0.1  # excess kurtosis of a private gradient: a Gaussian of its variance has a gain 1 % too small
 MOST_ENTRIES = 400_000  # x_ij that are not 0, in what is looked at of all outputs: they cost time
@@ -104,6 +104,14 @@ class BatchShape:
         heavy = np.isin(np.arange(len(excess)), chosen)
         drawn: Any = {"rate": rate, "probability": probability, "batch_size": batch_size, "exactly": exactly}
         return cls(rows, heavy, **drawn) if heavy.any() else None
+
+    @property
+    def own_reach(self) -> float:
+        """Mean of sum_j |x_ij|/B over these columns, where batches are of exactly few: by signs that an example decides
+        it moves its own output so far, in learning rates.
+        """
+        exactly = self.draws["exactly"]
+        return float(abs(self.entries.values).sum()) / self.squares.num_examples if is_exact(exactly) else 0.0
 
     def seen_by_sign(
         self, law: GradientLaw, mean: np.ndarray, square: np.ndarray, slope: np.ndarray

@@ -134,6 +134,8 @@ class _LogisticSolve:
             self.fill * self.mechanism.expected_batch_size, self.mechanism.sampler.exact_batch_size
         )
         self.batch_shape = self._batch_shape()
+        if self.batch_shape is not None:
+            self.limits.own_move = float(self.learning_rate) * self.batch_shape.own_reach
         self.passing: set[int] = set()  # steps to record
         self.passed: dict[int, Weights] = {}  # the weights there
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.

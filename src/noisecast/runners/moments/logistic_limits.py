@@ -21,6 +21,7 @@ WIDEST_HIGH_SPREAD, HIGH = 0.2, 2.0  # the same where the loss is so many times 
 # Of the loss, what columns make together of which the closure does not know. Where words leave their group a quarter
 # to a half of the time the loss came out too high by up to a third of that.
 TOGETHER = 0.1
+LARGEST_OWN_MOVE = 0.5  # of the output of an example that is alone in its batch
 FAR, OF_FEW = 0.9, 2.75  # such a move, and as many times the loss: the loss is that of few outputs, thrown far
 
 
@@ -69,6 +70,7 @@ class Limits:
     curvature: float = 0.0
     move: float = 0.0
     first_move: float = 0.0
+    own_move: float = 0.0  # of the output of an example, by a fixed-size batch of few that has it
     share: float = 1.0
     is_fitted: bool = False  # by the row judged last, as the next one
     is_of_few: bool = False
@@ -82,6 +84,7 @@ class Limits:
         """By what is known without the loss."""
         too_small = self.used < FEWEST_EXAMPLES or self.least_bound < SMALLEST_BOUND
         too_far = self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self.share < self._least_share
+        too_far = too_far or self.own_move > LARGEST_OWN_MOVE
         return bool(too_far or self._is_short or too_small or self.move > LARGEST_LASTING_MOVE)
 
     def are_passed_by(
@@ -151,6 +154,11 @@ class Limits:
             (
                 self.first_move > LARGEST_MOVE,
                 of_a_first_move(self.first_move),
+            ),
+            (
+                self.own_move > LARGEST_OWN_MOVE,
+                f"A batch moves the outputs of the few examples that make it by {self.own_move:.2g}: no small steps, "
+                "and the loss is likely higher, by up to ten per cent.",
             ),
             (
                 lasting,
