@@ -30,7 +30,7 @@ from noisecast import (
 from noisecast.forecasting import Outcome
 from noisecast.problems.datasets import Dataset
 from noisecast.runners import Moments, Training
-from noisecast.runners.moments.forecast import Forecast
+from noisecast.runners.moments.forecast import OF_A_FIT, Forecast
 from noisecast.table import DIVERGED, EXTRAPOLATED, OK
 
 SEED_BEST, SEED_CROSSING = 740_001, 740_002
@@ -41,7 +41,10 @@ MECHANISM = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.0, sampler=Stre
 
 @pytest.fixture
 def landscape(monkeypatch):
-    """Make every forecast end in value(learning_rate, l2_clip_norm, noise_multiplier) -> (value, extrapolated)."""
+    """Make every forecast end in value(learning_rate, l2_clip_norm, noise_multiplier) -> (value, extrapolated).
+
+    Extrapolated: whether, or the reasons why.
+    """
 
     def pretend(value, metric="loss"):
         def forecasts(moments, scenarios, record_at):
@@ -51,7 +54,8 @@ def landscape(monkeypatch):
                 steps = np.array(sorted({*record_at, scenario.num_steps}))
                 worst = 0.0 if metric == "accuracy" else math.inf
                 values = np.where(steps == 0, worst, found)
-                yield Forecast(steps, {metric: values}, np.full(len(steps), beyond), 0.0, ())
+                reasons = beyond if isinstance(beyond, tuple) else ()
+                yield Forecast(steps, {metric: values}, np.full(len(steps), bool(beyond)), 0.0, reasons)
 
         monkeypatch.setattr(Moments, "forecasts", forecasts)
 
@@ -106,6 +110,48 @@ def test_a_best_that_is_extrapolated_says_so(landscape):
     best = forecast_best(PROBLEM, MECHANISM, DPSGD(learning_rate=1.0), num_steps=100)
     assert best.outcome.status == EXTRAPOLATED and best.outcome.value < 0.502
     assert any("Even at the best cell" in reason for reason in best.reasons)
+
+
+@pytest.mark.parametrize("more, is_passed", [((), False), (("Steps overshoot.",), True)])
+def test_a_loss_that_is_nearly_gone_is_not_passed_over(landscape, more, is_passed):
+    def value(optimizer, clip, noise):
+        return valley(0.1, 1.0)(optimizer, clip, noise)[0], (*more, OF_A_FIT) if optimizer.learning_rate > 0.05 else ()
+
+    landscape(value)
+    best = forecast_best(PROBLEM, MECHANISM, DPSGD(learning_rate=1.0), num_steps=100)
+    assert (best.learning_rate <= 0.05) == is_passed == (best.outcome.status == OK)
+    assert any("passed over because these are extrapolated" in reason for reason in best.reasons) == is_passed
+    assert any("its loss is nearly gone" in reason for reason in best.reasons) != is_passed
+    assert (OF_A_FIT in best.reasons) != is_passed  # by how much it may be off
+
+
+def told_apart(num_examples=1000, num_features=10):
+    rng = np.random.default_rng(960_003)
+    labels, direction = rng.integers(0, 2, num_examples), rng.normal(size=num_features)
+    direction *= 4 / np.linalg.norm(direction)
+    rows = (rng.normal(size=(num_examples, num_features)) + np.outer(2 * labels - 1, direction)) / num_features**0.5
+    return linear_model(Dataset("toy", rows.astype(np.float32), labels.astype(np.int32), ("no", "yes")))
+
+
+def test_where_classes_can_be_told_apart_the_named_cell_trains_far_better_than_a_sound_one(monkeypatch):
+    """The one named before, the best of those that are `ok`, trained ten times worse at least, as was forecast."""
+    problem = told_apart()
+    sampler = Poisson.for_batch_size(64, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=0.5, l2_clip_norm=1.0, sampler=sampler)
+
+    def named() -> Scenario:
+        best = forecast_best(problem, mechanism, DPSignSGD(learning_rate=0.01), num_steps=600, l2_clip_norms=(1.0, 1.0))
+        return best.scenario
+
+    now = named()
+    monkeypatch.setattr(Outcome, "is_nearly_gone", False)
+    before = named()
+    table = answer([now, before], runners=[Training()], insecure_seeds=range(960_100, 960_108), record_at=[600])
+    loss = table[(table.metric == "loss") & (table.step == 600)].groupby("scenario").value.mean()
+    forecast = Moments().forecast(now, []).metrics["loss"][-1]
+    print(f"\ntrained {loss[now.id]:.2g}, forecast {forecast:.2g}; before {loss[before.id]:.2g}")
+    assert 10 * loss[now.id] < loss[before.id]
+    assert 0.5 < forecast / loss[now.id] < 2  # an order of magnitude is known
 
 
 def test_divergence_is_never_the_answer(landscape):

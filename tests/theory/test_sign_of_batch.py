@@ -7,7 +7,7 @@ import pytest
 from scipy import special, stats
 
 from noisecast.theory.closures import GradientLaw, sign_response
-from noisecast.theory.sign_of_batch import Entries, sign_of_batch
+from noisecast.theory.sign_of_batch import Entries, batch_variance, sign_of_batch
 
 VALUES, MEAN, STD = np.array([1.0, -0.4]), np.array([0.8, 1.5]), np.array([0.1, 0.6])
 
@@ -106,3 +106,47 @@ def test_the_gain_is_the_slope_of_the_sign():
     gains = found_by_inversion(rate, noise_std)
     assert rate * gains.gain_if_drawn @ (VALUES * slopes) == pytest.approx(difference, rel=1e-3)
     assert rate * gains.gain[0] * VALUES @ slopes != pytest.approx(difference, rel=0.1)  # the control: one gain for all
+
+
+def by_all_batches(drawn: int, copies: int, noise_std: float, of: int, including: int | None = None):
+    """E sign and 2 p(0) over all sets of exactly `drawn` of `of` examples: copies of two, the others add nothing."""
+    examples = [0] * copies + [1] * copies + [None] * (of - 2 * copies)
+    totals, found = 0, np.zeros(2)
+    for batch in itertools.combinations(range(of), drawn):
+        if including is not None and including * copies not in batch:
+            continue
+        felt = [examples[i] for i in batch if examples[i] is not None]
+        totals += 1
+        for sides in itertools.product((-1, 1), repeat=len(felt)):
+            total = sum(VALUES[i] * (MEAN[i] + side * STD[i]) for i, side in zip(felt, sides, strict=True))
+            each = [special.erf(total / noise_std / np.sqrt(2)), 2 * stats.norm.pdf(total, scale=noise_std)]
+            found += np.array(each) / 2 ** len(felt)
+    return found / totals
+
+
+@pytest.mark.parametrize(
+    "drawn, copies, of", [(1, 1, 2), (1, 1, 5), (2, 1, 2), (2, 1, 4), (2, 2, 6), (4, 2, 7), (6, 3, 6)]
+)
+def test_sign_of_a_batch_of_exactly_so_many(drawn, copies, of):
+    noise_std, q = 0.2, drawn / of
+    entries = Entries(np.array([0, 2]), np.array([0, 1]), VALUES)
+    asked = {"rate": copies * q, "probability": q, "noise_variance": np.array([noise_std**2])}
+    found = sign_of_batch(entries, MEAN, STD, exactly=drawn, **asked)
+    expected, gain = by_all_batches(drawn, copies, noise_std, of)
+    assert found.expected[0] == pytest.approx(expected, abs=1e-4)
+    assert found.gain[0] == pytest.approx(gain, rel=1e-3, abs=1e-4)
+    for i in range(2):
+        if_drawn = by_all_batches(drawn, copies, noise_std, of, including=i)[1]
+        assert found.gain_if_drawn[i] == pytest.approx(if_drawn, rel=1e-3, abs=1e-4)
+    if drawn < of:  # the control: as many on average are seen to be another law
+        assert abs(sign_of_batch(entries, MEAN, STD, **asked).expected[0] - expected) > 0.002
+
+
+@pytest.mark.parametrize("drawn, copies, of", [(1, 1, 5), (2, 2, 6), (4, 2, 7), (6, 3, 6)])
+def test_variance_of_a_sum_of_exactly_so_many(drawn, copies, of):
+    """Of residuals that are fixed, over all batches."""
+    examples = np.concatenate([np.repeat(VALUES * MEAN, copies), np.zeros(of - 2 * copies)])
+    sums = [examples[list(batch)].sum() for batch in itertools.combinations(range(of), drawn)]
+    entries, q = Entries(np.array([0, 2]), np.array([0, 1]), VALUES), drawn / of
+    found = batch_variance(entries, MEAN, MEAN**2, rate=copies * q, probability=q, exactly=drawn)
+    assert found[0] == pytest.approx(np.var(sums), abs=1e-12)

@@ -78,8 +78,8 @@ def advise(
 
     The search asks cheap forecasts (at most 2,000 examples, 30 features, 4 time steps) and starts each budget at the
     nearest one. What is shown and compared in the end are full ones; of more than 6,000 examples `SHOWN`, unless so few
-    may move a loss by 2 %. What diverges or is extrapolated is never preferred to what is not, and said where it is all
-    there is.
+    may move a loss by 2 %. What diverges or is extrapolated is never preferred to what is not, unless it is that
+    only because hardly any loss is left, and said where it is all there is.
 
     Args:
       tuned: one scenario an optimizer, on one problem, at the noise it was tuned at.

@@ -16,7 +16,7 @@ from noisecast.problems.problem import Problem
 from noisecast.runners.moments import Moments
 from noisecast.runners.runner import Progress
 from noisecast.scenario import Scenario
-from noisecast.table import DIVERGED, EXTRAPOLATED, OK
+from noisecast.table import DIVERGED, EXTRAPOLATED
 
 FLAT = 2e-3  # of the value: cells that differ by less are as good as each other
 NEAR = 0.05  # of the value: a line of the first grid that comes so close to its best is followed
@@ -74,7 +74,8 @@ def forecast_best(
 
       eta(C) = f(x_0) / (T grad f . u),   u the optimizer's expected first direction,
 
-    which is also where the grid starts. A cell that diverges or is extrapolated is never preferred to one that is not.
+    which is also where the grid starts. A cell that diverges or is extrapolated is never preferred to one that is not,
+    unless all that speaks against it is that hardly any loss is left.
 
     Args:
       problem, num_steps, target_delta: as in `Scenario`.
@@ -313,14 +314,19 @@ class _Search:
         if self.flat_towards and outcome.lead_over(self._ask("full", [beside])[0]) <= FLAT:
             which = "Smaller" if self.flat_towards < 0 else "Larger"
             self.reasons.append(f"{which} clip norms do as well: they change the forecast by less than {FLAT:.1%}.")
-        if outcome.status == EXTRAPOLATED:
+        if outcome.is_nearly_gone:
+            self.reasons.append(
+                "It is extrapolated only because its loss is nearly gone, which is no reason to pass it over: the "
+                "order of magnitude is known."
+            )
+        elif outcome.status == EXTRAPOLATED:
             self.reasons.append("Even at the best cell the forecast is extrapolated: check it by training.")
         passed = [
             other
             for (setting, _), other in self.tried.items()
-            if setting == "full" and other.status == EXTRAPOLATED and other.order[1] < outcome.order[1]
+            if setting == "full" and other.order > outcome.order and other.order[1] < outcome.order[1]
         ]
-        if passed and outcome.status == OK:
+        if passed:
             best_passed = min(passed, key=lambda other: other.order)
             why = f" {best_passed.reasons[0]}" if best_passed.reasons else ""
             self.reasons.append(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from noisecast.runners.moments import LARGEST_SUBSAMPLE_ERROR, Moments
-from noisecast.runners.moments.forecast import Forecast
+from noisecast.runners.moments.forecast import OF_A_FIT, Forecast
 from noisecast.scenario import Scenario
 from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
 
@@ -76,16 +76,27 @@ class Outcome:
         return math.hypot(2 * (0.0 if math.isnan(self.spread) else self.spread), FORECAST_ERROR * self.value)
 
     @property
+    def is_nearly_gone(self) -> bool:
+        """Whether it is out of its depth for nothing else than that hardly any loss is left.
+
+        Of such a loss the order of magnitude is known, and that it is smaller than any that is not.
+        """
+        return self.status == EXTRAPOLATED and self.reasons == (OF_A_FIT,)
+
+    @property
     def order(self) -> tuple[int, float]:
         """Smaller is better: what diverges is worse than what is out of its depth, and that worse than any other.
 
         >>> Outcome("loss", 1.0, 0.1, OK).order < Outcome("loss", 0.5, 0.1, EXTRAPOLATED).order
         True
+        >>> Outcome("loss", 0.01, 0.1, EXTRAPOLATED, (OF_A_FIT,)).order < Outcome("loss", 1.0, 0.1, OK).order
+        True
         >>> Outcome("accuracy", 0.9, 0.1, OK).order < Outcome("accuracy", 0.8, 0.1, OK).order
         True
         """
         value = -self.value if METRICS[self.metric].larger_is_better else self.value
-        return (OK, EXTRAPOLATED, DIVERGED).index(self.status), value if math.isfinite(value) else math.inf
+        status = OK if self.is_nearly_gone else self.status
+        return (OK, EXTRAPOLATED, DIVERGED).index(status), value if math.isfinite(value) else math.inf
 
     def lead_over(self, other: "Outcome") -> float:
         """By which share of its own value the other is worse; inf or -inf where only one is to be relied upon.

@@ -42,6 +42,11 @@ class Sampler(Protocol):
         """The declared, public size of the data set; None where there is none."""
         ...
 
+    @property
+    def exact_batch_size(self) -> int | None:
+        """B where every batch is of exactly B different records; None where that is chance."""
+        ...
+
     def dp_event(self, noise_multiplier: float, num_steps: int) -> Any:
         """What num_steps steps release about one record, as a dp_accounting event.
 
@@ -84,6 +89,10 @@ class Sampler(Protocol):
 
 class _Usual:
     """What a sampler answers that has no answer of its own."""
+
+    @property
+    def exact_batch_size(self) -> int | None:
+        return None
 
     def batch_fill(self, num_examples: float | None) -> float:
         return 1.0
@@ -222,6 +231,10 @@ class _DeclaredSizes(_Usual):
 
     @property
     def expected_batch_size(self) -> int:
+        return self.batch_size
+
+    @property
+    def exact_batch_size(self) -> int:
         return self.batch_size
 
     @property

@@ -15,20 +15,27 @@ How E sign(g) moves with what example i adds: d/dtheta E sign(g) = q sum_i k_i c
 example that outweighs all others in its batches has saturated the sign: k_i is near 0, however steep the sign is
 without it. Own derivation.
 
+Of batches of exactly B of n examples phi is the mean of prod w_i, w_i = E e^(i t c_i), over all sets of B, e_B/C(n, B).
+Newton's identities make the elementary symmetric polynomial e_B of sums of powers of w_i, and that without example i is
+e_B - w_i e_(B-1) without it. Own derivation.
+
 Where batches are of many, all k_i are equal and the two moments say the same (`closures.sign_response`).
 """
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
+from scipy.special import binom
 
 Array = Any
 REACH = 5.0  # standard deviations of the Gaussian part, beyond which phi is nothing; and of the sum, beside its largest
 LARGEST_ORDER = 512  # nodes; what needs more is smoothed by as much noise as it lacks
 AT_ONCE, MOST_AT_ONCE = 2_000_000, 16_000_000  # numbers; of a single long coordinate
 SMALL_PROBABILITY = 0.005  # below it batches have a compound Poisson law, to q/2, in less time
+# Batches of exactly so many have their own law; larger ones that of as many on average, each drawn with probability q.
+MOST_EXACT = 8
 NOTHING = 1e-6  # no factor of phi is nearer to 0, so that it can be taken out again
 
 
@@ -76,24 +83,38 @@ class SignOfBatch(NamedTuple):
     gain_if_drawn: Array
 
 
-def batch_variance(entries: Entries, mean: Array, square: Array, *, rate: float, probability: float) -> Array:
+def batch_variance(
+    entries: Entries, mean: Array, square: Array, *, rate: float, probability: float, exactly: int | None = None
+) -> Array:
     """Var sum_i b_i c_i of the law that `sign_of_batch` takes, rate sum_i (E c_i^2 - q (E c_i)^2); (d,).
 
+    Of exactly B of n examples B (n - B)/(n - 1) (<c^2> - <c>^2), means over all n.
+
     Args:
-      entries: x_ij by coordinate.   mean, square: E r_i, E r_i^2; (n,).   rate, probability: as there.
+      entries: x_ij by coordinate.   mean, square: E r_i, E r_i^2; (n,).   rate, probability, exactly: as there.
     Returns: (d,) >= 0 [loss^2/params^2].
 
     >>> one = Entries(np.array([0, 1]), np.array([0]), np.array([2.0]))
     >>> batch_variance(one, np.ones(1), np.ones(1), rate=0.5, probability=0.5)             # x^2 q (1 - q)
     array([1.])
     """
+    if is_exact(exactly):
+        n = exactly / probability
+        second = rate * np.add.reduceat(entries.values**2 * square[entries.examples], entries.starts[:-1])
+        first = rate * np.add.reduceat(entries.values * mean[entries.examples], entries.starts[:-1])
+        return np.maximum(second - first**2 / exactly, 0.0) * (n - exactly) / max(n - 1, 1)
     single = square - (probability if probability >= SMALL_PROBABILITY else 0.0) * mean**2
     return rate * np.add.reduceat(entries.values**2 * single[entries.examples], entries.starts[:-1])
 
 
+def is_exact(exactly: int | None) -> TypeGuard[int]:
+    return exactly is not None and exactly <= MOST_EXACT
+
+
 def sign_of_batch(
-    entries: Entries, mean: Array, std: Array, *, rate: float, noise_variance: Array, probability: float = 0.0
-) -> SignOfBatch:
+    entries: Entries, mean: Array, std: Array, *, rate: float, noise_variance: Array, probability: float = 0.0,
+    exactly: int | None = None,
+) -> SignOfBatch:  # fmt: skip
     """Of coordinates to which example i adds x_ij r_i where it is drawn, r_i = mean_i +- std_i with even odds.
 
     The integrals are sums over a grid, as fine as the range of the batch's sum asks for (own derivation).
@@ -104,6 +125,7 @@ def sign_of_batch(
       noise_variance: sigma^2, of all that is Gaussian; (d,), > 0. Batches that are drawn otherwise: less what their
         variance lacks of this one's, `batch_variance`.
       probability: q, at which each of those for which an example stands is drawn; in [0, 1]. 0: any number of times.
+      exactly: B, where all batches are of B different ones of B/q; looked at up to `MOST_EXACT`.
     Returns: SignOfBatch.
 
     >>> one = Entries(np.array([0, 1]), np.array([0]), np.array([1.0]))    # in half of all batches, +1 and noise of 0.1
@@ -117,13 +139,19 @@ def sign_of_batch(
         some, nodes = entries.between(first, last), step[:, None] * np.arange(1, order + 1)
         waves = _waves(some, mean, std, np.repeat(step, counts[first:last]), order)
         wide = np.maximum(noise_variance[first:last], (REACH / nodes[:, -1]) ** 2)[:, None]
-        phi, factors = _together(waves, some.starts[:-1], rate, probability)
-        phi = phi * np.exp(-wide * nodes**2 / 2)
+        blurred = np.exp(-wide * nodes**2 / 2)
+        if is_exact(exactly):
+            phi, others = _of_exactly(exactly, waves, some, rate, probability)
+            phi, others = phi * blurred, others * blurred[some.coordinates]
+        else:
+            phi, factors = _together(waves, some.starts[:-1], rate, probability)
+            phi = phi * blurred
+            others = phi[some.coordinates]
+            if factors is not None:
+                waves /= factors  # i's own factor is taken out
         pull = rate * np.add.reduceat(some.values * mean[some.examples], some.starts[:-1])  # Im phi(t)/t at 0
-        if factors is not None:
-            waves /= factors  # i's own factor is taken out
-        if_drawn = np.einsum("mk,mk->m", waves.real, phi.real[some.coordinates])
-        if_drawn -= np.einsum("mk,mk->m", waves.imag, phi.imag[some.coordinates])
+        if_drawn = np.einsum("mk,mk->m", waves.real, others.real)
+        if_drawn -= np.einsum("mk,mk->m", waves.imag, others.imag)
         scale = 2 / np.pi * step
         parts.append(
             SignOfBatch(
@@ -144,6 +172,28 @@ def _together(waves: Array, starts: Array, rate: float, probability: float) -> t
     if math.isclose(rate, probability):
         return np.multiply.reduceat(factors, starts, axis=0), factors
     return np.exp(rate / probability * np.add.reduceat(np.log(factors), starts, axis=0)), factors
+
+
+def _of_exactly(drawn: int, waves: Array, entries: Entries, rate: float, probability: float) -> tuple[Array, Array]:
+    """phi of exactly `drawn` = B of n = B/q examples, and of the B - 1 others where i is one of them.
+
+    Both as means over sets, e_k/C(n, k); examples without an entry have w = 1.
+    """
+    n, copies = drawn / probability, rate / probability
+    counts = np.diff(entries.starts)
+    sums, power = [], np.ones_like(waves)
+    for _ in range(drawn):
+        power = power * waves
+        sums.append(copies * np.add.reduceat(power, entries.starts[:-1], axis=0, dtype=np.complex128))
+        sums[-1] += (n - copies * counts)[:, None]
+    phi = [np.ones_like(sums[0])]
+    for k in range(1, drawn + 1):
+        shares = [(-1) ** (i - 1) * binom(n, k - i) / (k * binom(n, k)) for i in range(1, k + 1)]
+        phi.append(sum(shares[i - 1] * phi[k - i] * sums[i - 1] for i in range(1, k + 1)))
+    others = np.ones_like(waves)
+    for k in range(1, drawn):
+        others = (n * phi[k][entries.coordinates] - k * waves * others) / (n - k)
+    return phi[drawn], others
 
 
 def _chunks(

@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse
 
 from noisecast.theory.closures import GradientLaw, sign_response
-from noisecast.theory.sign_of_batch import Entries, batch_variance, sign_of_batch
+from noisecast.theory.sign_of_batch import Entries, batch_variance, is_exact, sign_of_batch
 
 HEAVY = 0.1  # excess kurtosis of a private gradient: a Gaussian of its variance has a gain 1 % too small
 MOST_ENTRIES = 400_000  # x_ij that are not 0, in what is looked at of all outputs: they cost time
@@ -58,12 +58,15 @@ class BatchShape:
     Args:
       rows: what the forecast computes with.   heavy: whether a column is such a one; (d,).   rate: at which an example
         is drawn, and those for which it stands.   probability: q, with which each of these is, at most once.
-      batch_size: B, by which sums are divided.
+      batch_size: B, by which sums are divided.   exactly: how many all batches hold; None where that is chance.
     """
 
-    def __init__(self, rows: SplitRows, heavy: np.ndarray, *, rate: float, probability: float, batch_size: float):
+    def __init__(
+        self, rows: SplitRows, heavy: np.ndarray, *, rate: float, probability: float, batch_size: float,
+        exactly: int | None,
+    ):  # fmt: skip
         self.squares, self.heavy, self.batch_size = _Squares(rows), heavy, batch_size
-        self.draws = {"rate": rate, "probability": probability}
+        self.draws: Any = {"rate": rate, "probability": probability, "exactly": exactly}
         near, far = np.flatnonzero(heavy[: rows.split]), np.flatnonzero(heavy[rows.split :])
         parts = [scipy.sparse.csc_array(rows.block[:, near]), scipy.sparse.csc_array(rows.rest[:, far])]
         columns = scipy.sparse.csc_array(scipy.sparse.hstack(parts))
@@ -79,6 +82,7 @@ class BatchShape:
         rate: float,
         probability: float,
         batch_size: float,
+        exactly: int | None,
         privacy_variance: float,
         num_outputs: int = 1,
     ) -> "BatchShape | None":
@@ -98,7 +102,16 @@ class BatchShape:
         order, sizes = order[affordable], sizes[affordable]
         chosen = order[np.cumsum(sizes) <= MOST_ENTRIES // num_outputs]
         heavy = np.isin(np.arange(len(excess)), chosen)
-        return cls(rows, heavy, rate=rate, probability=probability, batch_size=batch_size) if heavy.any() else None
+        drawn: Any = {"rate": rate, "probability": probability, "batch_size": batch_size, "exactly": exactly}
+        return cls(rows, heavy, **drawn) if heavy.any() else None
+
+    @property
+    def own_reach(self) -> float:
+        """Mean of sum_j |x_ij|/B over these columns, where batches are of exactly few: by signs that an example decides
+        it moves its own output so far, in learning rates.
+        """
+        exactly = self.draws["exactly"]
+        return float(abs(self.entries.values).sum()) / self.squares.num_examples if is_exact(exactly) else 0.0
 
     def seen_by_sign(
         self, law: GradientLaw, mean: np.ndarray, square: np.ndarray, slope: np.ndarray

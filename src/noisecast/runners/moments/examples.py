@@ -12,10 +12,11 @@ import scipy.sparse
 from noisecast.privacy.noise import Purpose, RandomRoot, key_data, key_for
 from noisecast.problems.linear import Labelled, LinearModel
 from noisecast.problems.rows import DenseRows
-from noisecast.runners.moments.parted_rows import PartedRows, parted, row_dots
+from noisecast.runners.moments.parted_rows import JOINT_SHARE, PartedRows, company, joint_directions, parted, row_dots
 
 # Test examples, above which some stand for all: at most, and as a multiple of the training examples that do.
 LARGEST_TEST, TEST_SHARE = 50_000, 4
+MOST_IN_PAIRS = 1_000  # rows that say how far columns move together
 COLUMNS_AT_ONCE, ROWS_AT_ONCE = 75, 1_000  # of the block
 
 
@@ -39,6 +40,27 @@ class Rows(PartedRows):
         rows = [blake2b(bytes(row) + more).digest() for row, more in zip(near, rest, strict=True)]
         counted = Counter(rows)
         return np.array([counted[row] for row in rows], np.float64)
+
+    @cached_property
+    def company(self) -> np.ndarray:
+        """m_j of the rest; (p - K,) >= 1."""
+        return company(self.rest, self.joint)
+
+    @cached_property
+    def together(self) -> float:
+        """1 - sum_j m_j S_jj^2/|S|^2 of the rest beside V, S = E y y': what columns do together that no one knows of.
+
+        0 where all that is left of them is uncorrelated, or in company. By pairs of different rows.
+        """
+        few = self.take(np.arange(0, self.num_examples, -(-self.num_examples // MOST_IN_PAIRS)))
+        along, n = few.block[:, few.split :], few.num_examples
+        products = _dense(few.rest @ few.rest.T).astype(np.float64) - along @ along.T
+        whole = (products**2).sum() - (np.diag(products) ** 2).sum()
+        alike = np.ones(n)
+        second = n * (few.rest_second_moment(alike) - few.rest_moment_along(alike))
+        squares = np.asarray((few.rest_squared * few.rest_squared).sum(axis=0), np.float64).ravel()  # of each row alone
+        apart = np.maximum(second**2 - squares, 0.0)
+        return max(0.0, 1 - float(self.company @ apart) / whole) if n > 1 and whole > 0 else 0.0
 
     def dot(self, weights: np.ndarray) -> np.ndarray:
         return super().dot(weights).astype(np.float64)
@@ -120,6 +142,11 @@ class Examples(NamedTuple):
         energy = scipy.sparse.csr_array(features).power(2).sum(axis=0)
         order = np.argsort(-np.asarray(energy), kind="stable")[:num_full]
         train = _split(features, problem.train, chosen, order)
+        alone, energies = train.company == 1, train.rest_second_moment(np.ones(len(chosen)))
+        if energies[~alone].sum() > JOINT_SHARE * energies.sum():
+            # Directions held a part of what these columns do, one of many groups each: company knows all of it.
+            joint = joint_directions(train.rest * alone.astype(np.float32))
+            train = _split(features, problem.train, chosen, order, joint)
         test = held_out = None
         if len(others):
             held_out = _split(matrix_of(problem.train, others), problem.train, others, order, train.joint)

@@ -78,8 +78,10 @@ class _Field(NamedTuple):
       expectations: of every example, times n over the declared size.
       mean: of the clipped gradient, in the block and the rest; (d,).
       block_spread, rest_spread: variance of each logit from the block and from the rest, own pushes left out; (n,).
-      jacobian: J in the block.   jacobian_diag: its diagonal in the rest, beside the block's columns.
+      jacobian: J in the block.   jacobian_diag: its diagonal in the rest, beside the block's columns; of columns in
+        company what bends all of them together, m_j times their own.
       noise_along: of the rest's noise what is along the block's columns; (p - K,).
+      noise_shared: of batch noise beside it, what columns in company add to each of them; (p - K,).
       covariance: of the private gradient in the block, the spread of the weights included.
       law: of the private gradient, coordinate by coordinate.
       stiffer: what the common swing adds to J, c t t' in the block; (), (K + 1 + r,).
@@ -94,6 +96,7 @@ class _Field(NamedTuple):
     jacobian: np.ndarray
     jacobian_diag: np.ndarray
     noise_along: np.ndarray
+    noise_shared: np.ndarray
     covariance: np.ndarray
     law: GradientLaw
     stiffer: tuple[float, np.ndarray]
@@ -127,8 +130,12 @@ class _LogisticSolve:
         self.common = MeanOutput(self.rows)
         self.metrics = LogisticMetrics(examples, self.common, self.num_examples, clip, loss_alone=settings.loss_alone)
         self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
-        self.presence = self.rows.presence(self.fill * self.mechanism.expected_batch_size)
+        self.presence = self.rows.presence(
+            self.fill * self.mechanism.expected_batch_size, self.mechanism.sampler.exact_batch_size
+        )
         self.batch_shape = self._batch_shape()
+        if self.batch_shape is not None:
+            self.limits.own_move = float(self.learning_rate) * self.batch_shape.own_reach
         self.passing: set[int] = set()  # steps to record
         self.passed: dict[int, Weights] = {}  # the weights there
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
@@ -142,17 +149,16 @@ class _LogisticSolve:
         rate = self.fill * size / self.rows.num_examples
         privacy = self.mechanism.mean_noise_std**2
         residual = np.minimum(self.bound, 0.5)
-        probability = self.mechanism.sampler.sampling_probability or 0.0
-        return BatchShape.of(
-            self.rows, residual, rate=rate, probability=probability, batch_size=size, privacy_variance=privacy
-        )
+        sampler = self.mechanism.sampler
+        drawn: Any = {"probability": sampler.sampling_probability or 0.0, "exactly": sampler.exact_batch_size}
+        return BatchShape.of(self.rows, residual, rate=rate, batch_size=size, privacy_variance=privacy, **drawn)
 
     def forecast(self, record_at: Sequence[int]) -> Forecast:
         """In time steps that do not depend on `record_at`, so that looking on the way does not move the end."""
         stops = [0, *time_grid(self.num_steps, self.settings.time_steps)]
         width, num_rest = self.rows.block.shape[1], self.rows.rest.shape[1]
         at = Weights(
-            np.zeros(self.split + num_rest), np.zeros((width, width)), np.zeros(num_rest), None,
+            np.zeros(self.split + num_rest), np.zeros((width, width)), np.zeros(num_rest), np.zeros(num_rest), None,
             OwnPush.none(self.rows.num_examples), Swing.gaussian(),
         )  # fmt: skip
         seen, last, steepest = {}, -1, 0.0
@@ -171,8 +177,9 @@ class _LogisticSolve:
                 last = step
             recorded = {}
             for asked, (found, beyond, then) in seen.items():
-                metrics, subsample_error = found.result()
-                is_off = self.limits.are_passed_by(metrics["loss"], metrics["loss_std"], step=asked, **then)
+                metrics, subsample_error, together = found.result()
+                then |= {"step": asked, "together": together}
+                is_off = self.limits.are_passed_by(metrics["loss"], metrics["loss_std"], **then)
                 recorded[asked] = metrics, beyond or is_off
         reasons = self.limits.reasons(is_finite=is_finite(at), subsample_error=subsample_error)
         return collected(recorded, subsample_error, reasons)
@@ -228,7 +235,8 @@ class _LogisticSolve:
         of_rest, gain = found.variance[rest], gain_in_block(self.rows, slope)
         noise = self._direction_covariance(field, gain, of_rest, halfway) - gain[:, None] * spread * gain
         along = field.law.signal_variance[rest] + field.noise_along
-        rest_noise = np.maximum(of_rest - slope[rest] ** 2 * along, 0.0)
+        noise_apart = np.maximum(of_rest - slope[rest] ** 2 * along, 0.0)
+        rest_noise = noise_apart + slope[rest] ** 2 * field.noise_shared
         share = self.closure.noise_share(step, num_steps)
         lag = self.closure.lag_of(step, num_steps)
         linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
@@ -254,6 +262,7 @@ class _LogisticSolve:
             advance_variance(
                 at.variance, jacobian=field.jacobian_diag, gain=slope[rest], noise=share * rest_noise, **linear
             ),
+            at.apart + eta**2 * num_steps * share * noise_apart,
             memory,
             self._pushed(at.pushed, before, field, slope, np.diag(noise), share * rest_noise, num_steps, since),
             swing,
@@ -341,7 +350,8 @@ class _LogisticSolve:
         rest_noise = rest_noise - self.mean_share * mean[split:] ** 2 + privacy
         noise_along = self.second_share * rows.rest_moment_along(found.squared_residual)
         spread = jacobian @ at.covariance @ jacobian
-        signal = np.concatenate([np.diag(spread)[:split], jacobian_diag**2 * at.variance])
+        noise_shared = (rows.company - 1) * np.maximum(rest_noise - privacy - noise_along, 0.0)
+        signal = np.concatenate([np.diag(spread)[:split], jacobian_diag**2 / rows.company * at.variance])
         variance = np.maximum(np.concatenate([np.diag(noise)[:split], rest_noise]), 1e-30)
         law = GradientLaw(mean, signal, variance, presence=self.presence, privacy_variance=privacy)
         if self.batch_shape is not None:
@@ -350,8 +360,8 @@ class _LogisticSolve:
             found, given = found.felt(felt), felt[few, None] * given
             jacobian, jacobian_diag, stiffer = self._jacobian(found.slope, at, alone, follows @ given)
         return _Field(
-            found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise_along, noise + spread, law, stiffer,
-            self.common.stiffness(at, jacobian), self.fill * given,
+            found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise_along, noise_shared, noise + spread,
+            law, stiffer, self.common.stiffness(at, jacobian), self.fill * given,
         )  # fmt: skip
 
     def _jacobian(
@@ -359,11 +369,12 @@ class _LogisticSolve:
     ) -> tuple[np.ndarray, np.ndarray, tuple[float, np.ndarray]]:
         """J of examples of these slopes, and of such a pull on the mean output at the places of its swing.
 
-        Returns: J in the block; its diagonal in the rest, beside the block's columns; `MeanOutput.stiffer`.
+        Returns: J in the block; its diagonal in the rest, as in `_Field`; `MeanOutput.stiffer`.
         """
         held = slope * at.pushed.remaining_share(alone)
         # Single precision may leave a variance of nothing below nothing.
         of_rest = np.maximum(self.rows.rest_second_moment(held) - self.rows.rest_moment_along(held), 0.0)
+        of_rest *= self.rows.company
         within = self.rows.block_second_moment(held)
         stiffer, along = self.common.stiffer(at, within, pull)
         return within + stiffer * np.outer(along, along), of_rest, (stiffer, along)

@@ -18,6 +18,10 @@ LEAST_THROWN_SHARE, THROWN = 0.9, 1.0  # the same, of logits that a step moves b
 LARGEST_LASTING_MOVE = 1.5  # of the logits by a step later on, on average: no path is made of such steps
 WIDEST_SPREAD = 0.45  # of the loss, from run to run: beyond it no one Gaussian holds all runs
 WIDEST_HIGH_SPREAD, HIGH = 0.2, 2.0  # the same where the loss is so many times that of the start
+# Of the loss, what columns make together of which the closure does not know. Where words leave their group a quarter
+# to a half of the time the loss came out too high by up to a third of that.
+TOGETHER = 0.1
+LARGEST_OWN_MOVE = 0.5  # of the output of an example that is alone in its batch
 FAR, OF_FEW = 0.9, 2.75  # such a move, and as many times the loss: the loss is that of few outputs, thrown far
 
 
@@ -66,11 +70,13 @@ class Limits:
     curvature: float = 0.0
     move: float = 0.0
     first_move: float = 0.0
+    own_move: float = 0.0  # of the output of an example, by a fixed-size batch of few that has it
     share: float = 1.0
     is_fitted: bool = False  # by the row judged last, as the next one
     is_of_few: bool = False
     spread: float = 0.0  # of the loss from run to run, relative, as of the row judged last
     is_high: bool = False  # the loss of the row judged last, beside the start's
+    together: float = 0.0  # as `are_passed_by` has it, of the row judged last
     overshot: bool = False  # by directions that lag, at some step judged
 
     @property
@@ -78,20 +84,27 @@ class Limits:
         """By what is known without the loss."""
         too_small = self.used < FEWEST_EXAMPLES or self.least_bound < SMALLEST_BOUND
         too_far = self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self.share < self._least_share
+        too_far = too_far or self.own_move > LARGEST_OWN_MOVE
         return bool(too_far or self._is_short or too_small or self.move > LARGEST_LASTING_MOVE)
 
     def are_passed_by(
-        self, loss: float, loss_std: float, *, step: int, curvature: float, steepest: float, move: float
-    ) -> bool:
-        """By the loss of a row that was seen when curvature and move were these; steepest: the largest curvature until
-        then.
+        self, loss: float, loss_std: float, *, step: int, curvature: float, steepest: float, move: float,
+        together: float,
+    ) -> bool:  # fmt: skip
+        """By the loss of a row that was seen when curvature and move were these.
+
+        Args:
+          steepest: the largest curvature until then.
+          together: share of the loss that columns make together which are taken for independent.
         """
+        self.together = together
         self.is_fitted, self.spread = loss < FITTED * math.log(2), loss_std / loss if loss else 0.0
         self.is_high = loss > HIGH * math.log(2)
         self.is_of_few = move > max(FAR, OF_FEW * loss)
         lasts = min(curvature, self.curvature) > LARGEST_LASTING_STEP
         overshoots = self._overshoots(step, steepest)
-        return self.is_fitted or self.is_of_few or self._is_scattered or lasts or overshoots
+        is_together = together > TOGETHER
+        return self.is_fitted or self.is_of_few or self._is_scattered or lasts or overshoots or is_together
 
     @property
     def _least_share(self) -> float:
@@ -143,6 +156,11 @@ class Limits:
                 of_a_first_move(self.first_move),
             ),
             (
+                self.own_move > LARGEST_OWN_MOVE,
+                f"A batch moves the outputs of the few examples that make it by {self.own_move:.2g}: no small steps, "
+                "and the loss is likely higher, by up to ten per cent.",
+            ),
+            (
                 lasting,
                 f"Every step moves the logits by {self.move:.2g} by chance: their law is made of jumps, and the loss "
                 "may be off by several per cent.",
@@ -163,6 +181,11 @@ class Limits:
                 f"Examples have pushed more than {1 - self._least_share:.0%} of their outputs' own fluctuation away: "
                 "they fit each other's noise, which the closure takes for independent, and the loss may be off by tens "
                 "of per cent.",
+            ),
+            (
+                self.together > TOGETHER,
+                "Columns without a full covariance often come together and are taken for independent: the loss may be "
+                f"as much as {self.together / 2:.0%} too high. Use more full_covariance_features, or fewer columns.",
             ),
             (self.is_fitted, OF_A_FIT),
             (

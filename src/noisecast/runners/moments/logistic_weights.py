@@ -22,12 +22,14 @@ class Weights(NamedTuple):
 
     Args:
       mean: of [features of the block, bias, rest]; (d,).   covariance: along the block's columns (`Rows`).
-      variance: of the rest; (p - K,).
+      variance: of the rest; (p - K,). Of columns in company along what they are together: it makes their outputs.
+      apart: across it, where nothing holds them; (p - K,).
     """
 
     mean: np.ndarray
     covariance: np.ndarray
     variance: np.ndarray
+    apart: np.ndarray
     memory: Any
     pushed: OwnPush
     swing: Swing
@@ -62,8 +64,9 @@ class LogisticMetrics:
         self.examples, self.rows, self.num_examples = examples, examples.train, num_examples
         self.common, self.l2_clip_norm, self.loss_alone = common, l2_clip_norm, loss_alone
 
-    def of(self, at: Weights) -> tuple[Metrics, float]:
-        """Metrics, and what a subsample adds to the loss, as a share of it: its standard error, and optimism.
+    def of(self, at: Weights) -> tuple[Metrics, float, float]:
+        """Metrics, what a subsample adds to the loss, as a share of it: its standard error, and optimism, and
+        `_of_columns_together`.
 
         Weights fitted to m examples are better on them by a/m, and worse on others by a/m: the gap is 2 a/m. With all n
         it would be 2 a/n, so the loss is a (1/m - 1/n) = (1 - m/n) gap/2 too low; that is added. What remains is taken
@@ -75,7 +78,7 @@ class LogisticMetrics:
             "loss": found.loss.mean(),
             "accuracy": found.probability_of_right.mean(),
             "clip_fraction": found.clip_fraction.mean(),
-            "params_norm": _norm(self.rows, at.mean, at.covariance, at.variance),
+            "params_norm": _norm(self.rows, at.mean, at.covariance, self._of_single_weights(at)),
             "loss_std": self._spread(self.rows, at, seen, self.num_examples),
         }
         error = 0.0
@@ -89,7 +92,21 @@ class LogisticMetrics:
             error = (abs(optimism) / 4 + chance) / metrics["loss"]
         if not self.loss_alone:
             metrics |= self._more_metrics(at, seen)
-        return {name: float(value) for name, value in metrics.items()}, error
+        return {name: float(value) for name, value in metrics.items()}, error, self._of_columns_together(at, seen)
+
+    def _of_columns_together(self, at: Weights, seen: Outlook) -> float:
+        """Share of the loss that columns make by what they do together, forecast as of independent ones."""
+        loss = float(seen.expectations.loss.mean())
+        if not (self.rows.together and is_finite(at) and 0 < loss < math.inf):
+            return 0.0
+        side = np.where(self.rows.labels == 1, 1.0, -1.0)
+        of_noise = 1 - float(np.logaddexp(0.0, -side * self.rows.dot(at.mean)).mean()) / loss
+        of_rest = float(self.rows.rest_spread(at.variance).mean()) / max(float(seen.variance.mean()), 1e-30)
+        return of_noise * of_rest * self.rows.together
+
+    def _of_single_weights(self, at: Weights) -> np.ndarray:
+        """Variances of the rest's: of m columns in company one of m directions is held."""
+        return at.apart + (at.variance - at.apart) / self.rows.company
 
     def _more_metrics(self, at: Weights, seen: Outlook) -> Metrics:
         """What a search for the least loss does without."""
@@ -107,7 +124,7 @@ class LogisticMetrics:
         gradient = self.rows.mean_of(found.full_residual)
         jacobian = self.rows.block_second_moment(found.full_slope)
         rest = self.rows.rest_second_moment(found.full_slope) - self.rows.rest_moment_along(found.full_slope)
-        spread, rest_spread = jacobian @ at.covariance @ jacobian, rest**2 * at.variance
+        spread, rest_spread = jacobian @ at.covariance @ jacobian, rest**2 * self.rows.company * at.variance
         law = self.rows.dot(at.mean)[few], seen.variance[few], self.rows.labels[few], np.full(len(few), np.inf)
         given = self.common.few.T @ residual_given(*law, seen.correlations[few], at.swing) / len(few)
         along = jacobian @ at.covariance @ self.common.direction / max(self.common.std(at.covariance), 1e-12)

@@ -131,7 +131,7 @@ class _MultiOutputSolve:
         self.gauge = self.outputs.gauge(self.num_outputs)
         self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
         batch_size = self.fill * self.mechanism.expected_batch_size
-        self.presence = self.rows.presence(batch_size)[:, None]
+        self.presence = self.rows.presence(batch_size, self.mechanism.sampler.exact_batch_size)[:, None]
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         of_second, of_both = (float(self.mechanism.sampler.batch_noise_variance(mean, 1.0)) for mean in (0.0, 1.0))
         self.second_share, self.mean_share = self.fill * of_second, of_second - of_both
@@ -151,8 +151,9 @@ class _MultiOutputSolve:
         found = self._expectations(self.rows, self._start())
         size = self.mechanism.expected_batch_size
         rate = self.fill * size / self.rows.num_examples
-        probability = self.mechanism.sampler.sampling_probability or 0.0
-        asked: Any = {"rate": rate, "probability": probability, "batch_size": size, "num_outputs": self.num_outputs}
+        sampler = self.mechanism.sampler
+        asked: Any = {"rate": rate, "batch_size": size, "num_outputs": self.num_outputs}
+        asked |= {"probability": sampler.sampling_probability or 0.0, "exactly": sampler.exact_batch_size}
         privacy = self.mechanism.mean_noise_std**2
         residuals = np.sqrt(found.squared_residual.astype(np.float64)).T
         shapes = [BatchShape.of(self.rows, residual, privacy_variance=privacy, **asked) for residual in residuals]

@@ -10,6 +10,11 @@ import scipy.sparse
 # it is that of their frequencies (0.03 to 0.05; the next has 0.004), of collinear groups one a group.
 MOST_JOINT, JOINT_SHARE = 48, 0.0075
 ROWS_OF_JOINT, SUBSPACE_STEPS = 8_000, 6
+# Columns beside these directions that have company: of a squared correlation of so much. They are looked for among
+# random combinations of so many rows, by which one of `LIKELY` may be; dense columns on so many rows.
+COMPANY, LIKELY, SKETCHES, ROWS_OF_COMPANY = 0.5, 0.4, 96, 2_000
+COLUMNS_OF_COMPANY, PAIRS_AT_ONCE = 1_000, 20_000
+LEFT_OF_A_COLUMN = 1e-3  # of its energy, beside the directions: less is rounding
 
 
 class PartedRows:
@@ -40,11 +45,16 @@ class PartedRows:
         """d, of one output."""
         return self.split + self.rest.shape[1]
 
-    def presence(self, batch_size: float) -> np.ndarray:
-        """1 - e^(-B f_j), f_j the share of rows in which column j is not 0: of batches that have it; (d,)."""
+    def presence(self, batch_size: float, exactly: int | None) -> np.ndarray:
+        """1 - e^(-B f_j), f_j the share of rows in which column j is not 0: of batches that have it; (d,).
+
+        Of batches of exactly B of many 1 - (1 - f_j)^B.
+        """
         parts = self.block[:, : self.split], self.rest
         shares = [np.asarray((part != 0).sum(axis=0)).ravel() / self.num_examples for part in parts]
-        return np.maximum(-np.expm1(-batch_size * np.concatenate(shares)), 1e-12)
+        found = np.concatenate(shares)
+        missing = np.exp(-batch_size * found) if exactly is None else (1 - found) ** exactly
+        return np.maximum(1 - missing, 1e-12)
 
     def dot(self, weights: np.ndarray) -> np.ndarray:
         """x_i . w; (n,) from (d,), or (n, m) from (d, m)."""
@@ -111,6 +121,44 @@ def joint_directions(rest: Any) -> np.ndarray:
     energies, turned = np.linalg.eigh(found.T @ found)
     kept = energies >= JOINT_SHARE * float((rest * rest).sum(dtype=np.float64))
     return np.ascontiguousarray(found @ turned[:, kept] / np.sqrt(energies[kept]))
+
+
+def company(rest: Any, joint: np.ndarray) -> np.ndarray:
+    """m_j = 1 + sum_l (S_jl^2 - Q_jl)/S_jj^2 over the columns l that nearly always come with column j; (p - K,) >= 1.
+
+    S = sum_i y_i y_i' of what is left of the rows beside V, Q = sum_i y_ij^2 y_il^2 what each row has of S^2 by itself.
+    Of m columns that are one but for factors each of them is bent, along their direction, m times as much as alone.
+    """
+    if not scipy.sparse.issparse(rest):
+        rest = rest[:: math.ceil(rest.shape[0] / ROWS_OF_COMPANY)]
+    found = np.ones(rest.shape[1])
+    largest = abs(rest).max() if min(rest.shape) > 1 else 0.0
+    if largest == 0:
+        return found
+    rest = rest / largest
+    signs = np.random.default_rng(1).choice(np.array([-1, 1], np.float32), (rest.shape[0], SKETCHES))
+    sketch = np.asarray(rest.T @ signs)
+    sketch -= joint @ (joint.T @ sketch)
+    along = rest @ joint
+    tilted = rest.T @ along - joint @ (along.T @ along) / 2  # S = X'X - V T' - T V'
+    whole = np.asarray((rest * rest).sum(axis=0), np.float64).ravel()
+    energy = whole - 2 * row_dots(joint, tilted)
+    kept = np.flatnonzero(energy > LEFT_OF_A_COLUMN * whole)
+    sketch = sketch[kept] / np.maximum(np.linalg.norm(sketch[kept], axis=1, keepdims=True), 1e-30)
+    columns = scipy.sparse.csc_array(rest) if scipy.sparse.issparse(rest) else rest
+    for first in range(0, len(kept), COLUMNS_OF_COMPANY):
+        near = sketch[first : first + COLUMNS_OF_COMPANY] @ sketch[first:].T
+        one, other = np.divmod(np.flatnonzero(np.abs(near, out=near) > LIKELY), near.shape[1])
+        one, other = kept[first + one[one < other]], kept[first + other[one < other]]
+        for begin in range(0, len(one), PAIRS_AT_ONCE):
+            a, b = one[begin : begin + PAIRS_AT_ONCE], other[begin : begin + PAIRS_AT_ONCE]
+            products = columns[:, a] * columns[:, b]
+            dots = np.asarray(products.sum(axis=0), np.float64) - row_dots(joint[a], tilted[b])
+            squared = (dots - row_dots(tilted[a], joint[b])) ** 2 - np.asarray((products * products).sum(axis=0))
+            are_company = squared > COMPANY * energy[a] * energy[b]
+            for j in (a, b):
+                np.add.at(found, j[are_company], (squared / energy[j] ** 2)[are_company])
+    return found
 
 
 def gain_in_block(rows: PartedRows, gain: np.ndarray) -> np.ndarray:
