@@ -133,6 +133,14 @@ def told_apart(num_examples=1000, num_features=10):
     return linear_model(Dataset("toy", rows.astype(np.float32), labels.astype(np.int32), ("no", "yes")))
 
 
+def test_no_search_goes_to_any_length_for_a_loss_that_is_nothing():
+    """DP-SGD's falls with the clip norm for ever, as its rate grows."""
+    sampler = Poisson.for_batch_size(64, 1000)
+    mechanism = SampledGaussian(noise_multiplier=0.5, l2_clip_norm=1.0, sampler=sampler)
+    best = forecast_best(told_apart(), mechanism, DPSGD(learning_rate=1.0), num_steps=600)
+    assert best.outcome.value < 0.01 and best.l2_clip_norm > 1e-3 and best.learning_rate < 1e4
+
+
 def test_where_classes_can_be_told_apart_the_named_cell_trains_far_better_than_a_sound_one(monkeypatch):
     """The one named before, the best of those that are `ok`, trained ten times worse at least, as was forecast."""
     problem = told_apart()

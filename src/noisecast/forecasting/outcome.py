@@ -12,6 +12,7 @@ from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
 Range = tuple[float, float]
 # Of the loss: of the 108 IMDB cells of docs/accuracy.md 95 % are off by less. Not where everything is clipped.
 FORECAST_ERROR = 0.03
+NEGLIGIBLE = 1e-3  # a loss: smaller ones are as good, lest a search go to any length for them
 BAND = (
     "±: one run is predicted to end within it, 19 times out of 20 (two standard deviations of a run and "
     f"{100 * FORECAST_ERROR:g} % for the forecast's own error)."
@@ -91,11 +92,16 @@ class Outcome:
         True
         >>> Outcome("loss", 0.01, 0.1, EXTRAPOLATED, (OF_A_FIT,)).order < Outcome("loss", 1.0, 0.1, OK).order
         True
+        >>> nearly_none = [Outcome("loss", loss, 0.0, EXTRAPOLATED, (OF_A_FIT,)) for loss in (1e-4, 1e-6)]
+        >>> nearly_none[0].lead_over(nearly_none[1])
+        0.0
         >>> Outcome("accuracy", 0.9, 0.1, OK).order < Outcome("accuracy", 0.8, 0.1, OK).order
         True
         """
         value = -self.value if METRICS[self.metric].larger_is_better else self.value
-        status = OK if self.is_nearly_gone else self.status
+        status = self.status
+        if self.is_nearly_gone:
+            status, value = OK, max(value, NEGLIGIBLE) if value > 0 else value
         return (OK, EXTRAPOLATED, DIVERGED).index(status), value if math.isfinite(value) else math.inf
 
     def lead_over(self, other: "Outcome") -> float:

@@ -14,6 +14,7 @@ ROWS_OF_JOINT, SUBSPACE_STEPS = 8_000, 6
 # random combinations of so many rows, by which one of `LIKELY` may be; dense columns on so many rows.
 COMPANY, LIKELY, SKETCHES, ROWS_OF_COMPANY = 0.5, 0.4, 96, 2_000
 COLUMNS_OF_COMPANY, PAIRS_AT_ONCE = 1_000, 20_000
+MOST_OF_COMPANY = 20_000  # columns that are looked at, those of most energy: each is compared with each
 LEFT_OF_A_COLUMN = 1e-3  # of its energy, beside the directions: less is rounding
 
 
@@ -143,9 +144,13 @@ def company(rest: Any, joint: np.ndarray) -> np.ndarray:
     tilted = rest.T @ along - joint @ (along.T @ along) / 2  # S = X'X - V T' - T V'
     whole = np.asarray((rest * rest).sum(axis=0), np.float64).ravel()
     energy = whole - 2 * row_dots(joint, tilted)
-    kept = np.flatnonzero(energy > LEFT_OF_A_COLUMN * whole)
-    sketch = sketch[kept] / np.maximum(np.linalg.norm(sketch[kept], axis=1, keepdims=True), 1e-30)
     columns = scipy.sparse.csc_array(rest) if scipy.sparse.issparse(rest) else rest
+    may_have = energy > LEFT_OF_A_COLUMN * whole
+    if scipy.sparse.issparse(columns):
+        may_have &= np.diff(columns.indptr) > 1  # what one row has is its own
+    kept = np.flatnonzero(may_have)
+    kept = np.sort(kept[np.argsort(energy[kept])[-MOST_OF_COMPANY:]])
+    sketch = sketch[kept] / np.maximum(np.linalg.norm(sketch[kept], axis=1, keepdims=True), 1e-30)
     for first in range(0, len(kept), COLUMNS_OF_COMPANY):
         near = sketch[first : first + COLUMNS_OF_COMPANY] @ sketch[first:].T
         one, other = np.divmod(np.flatnonzero(np.abs(near, out=near) > LIKELY), near.shape[1])
