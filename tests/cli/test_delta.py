@@ -48,6 +48,9 @@ def test_a_file_a_scenario_and_numbers_have_the_same_delta(folder, capsys, count
     assert json.loads(printed.out)["privacy"]["target_delta"] == delta < 1 / count
     assert read_scenario_file("scenario.toml").scenarios[0].target_delta == delta
     assert read_numbers("numbers.toml")[0].target_delta == delta
+    account = ["account", "--num-examples", str(count), "--batch-size", "32", "--num-steps", "2", "--json"]
+    assert main([*account, "--noise-multiplier", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["target_delta"] == delta
 
 
 @pytest.mark.parametrize(

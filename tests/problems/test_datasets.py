@@ -259,6 +259,19 @@ def test_removing_one_of_equal_rows_moves_no_other_between_training_and_testing(
         assert sum(each.total() for each in lost) == 1, "one row, of one side"
 
 
+def test_a_new_label_moves_no_other_row():
+    """It comes first, and every other label gets another number."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(200, 3)).astype(np.float32), np.array(["b", "c"] * 100)
+    sides = []
+    for more in ((), ("a",)):
+        numbers, names = encode_labels([*labels, *more], source="f")
+        rows = np.concatenate([features, np.ones((len(more), 3), np.float32)])
+        held_out = split_by_content(Dataset("toy", rows, numbers, names), 0.3)[1]
+        sides.append(sorted(row for row in held_out if row < 200))
+    assert sides[0] == sides[1]
+
+
 def test_an_empty_side_of_a_split_is_refused():
     data = Dataset("toy", np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32) % 2, ("a", "b"))
     with pytest.raises(DataError, match="0 for testing of 4; choose another fraction"):

@@ -69,6 +69,26 @@ def test_what_separates_cells_is_read_off_the_first_line(tmp_path, name, separat
     assert read_table(tmp_path / name).to_numpy().tolist() == rows[1:]
 
 
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("t.csv", '"size, cm";b;label\n1;2;y\n'),
+        ("t.csv", '"a;b"\tlabel\n1\ty\n'),
+        ("t.csv", "x;y\tz\tlabel\n1\t2\ty\n"),
+        ("t.tsv", "a,b,label\n1,2,y\n"),
+    ],
+)
+def test_separators_within_names_are_none(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert read_table(tmp_path / name)["label"].tolist() == ["y"]
+
+
+def test_decimal_commas_are_told(tmp_path):
+    (tmp_path / "t.csv").write_text("a;label\n1,5;y\n2,5;n\n")
+    with pytest.raises(DataError, match=r"got '1,5' in row 1 of column 'a'.*write decimals with a point"):
+        load_file(tmp_path / "t.csv")
+
+
 def test_a_first_line_with_commas_is_separated_by_them(tmp_path):
     (tmp_path / "t.csv").write_text("a;b,label\n1,no\n")
     assert list(read_table(tmp_path / "t.csv").columns) == ["a;b", "label"]

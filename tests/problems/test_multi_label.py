@@ -260,7 +260,7 @@ def test_a_split_by_content_does_not_move_when_another_row_has_more_labels():
         "wide",
         scipy.sparse.vstack([data.features, scipy.sparse.csr_array(np.ones((1, P)))]).tocsr(),
         label_sets([*(row[row >= 0] for row in data.labels), range(20)]),
-        tuple(map(str, range(20))),
+        (*data.label_names, *map(str, range(len(data.label_names), 20))),
     )
     before, after = split_by_content(data, 0.4)[1], split_by_content(wide, 0.4)[1]
     assert before.tolist() == [row for row in after if row < N]

@@ -50,6 +50,23 @@ def test_other_files_are_read_as_the_training_file_was(tmp_path, options):
     np.testing.assert_array_equal(load_features(new, encoder).toarray(), FEATURES[:1])
 
 
+@pytest.mark.parametrize(
+    "value, text, cells",
+    [
+        ("true", "True\nFALSE\n", [True, False]),
+        ("0.50", "0.5\n1.50\n", [0.5, 1.5]),
+        ("2020-01-01", "2020-01-01\n2021-03-04\n", pd.to_datetime(["2020-01-01", "2021-03-04"])),
+        ("S\u00e3o", "Sa\u0303o\nRio\n", ["Sa\u0303o", "Rio"]),
+    ],
+)
+def test_a_category_is_the_same_one_in_every_file(tmp_path, value, text, cells):
+    """Else it would silently be one of all others."""
+    encoder = TabularEncoder((), categories=(("a", (value, "*")),))
+    pd.DataFrame({"a": cells}).to_parquet(tmp_path / "t.parquet")
+    for file in (saved(tmp_path, "a\n" + text, "t.csv"), tmp_path / "t.parquet"):
+        np.testing.assert_array_equal(load_features(file, encoder).toarray(), [[1, 0], [0, 1]])
+
+
 def test_how_many_features_there_are_is_public(tmp_path, options):
     """One row or three, of one city or two."""
     for rows in (ROWS, ROWS.replace("Oslo", "Rome"), "".join(ROWS.splitlines(keepends=True)[:3])):
@@ -60,8 +77,11 @@ def test_how_many_features_there_are_is_public(tmp_path, options):
     "row, says",
     [
         ("50,Bonn,1,no", "one of the 2 public values of column 'city' in row 4 of"),
-        ("50,Bonn,1,no", 'got \'Bonn\'; give "Bonn" as a value, or "*" for all others'),
-        ("50,,1,no", 'got nothing; give "" as a value'),
+        (
+            "50,Bonn,1,no",
+            'got \'Bonn\'; training wants "Bonn" among the values in the file of bounds, or "*" for all others',
+        ),
+        ("50,,1,no", 'got nothing; training wants "" among the values'),
         ("old,Rome,1,no", "Expected a number, got 'old'"),
     ],
 )
@@ -81,7 +101,7 @@ def test_a_missing_cell_is_a_value_where_that_is_said(tmp_path):
 
 
 def test_lists_in_cells_are_no_categories():
-    with pytest.raises(DataError, match="cells that are lists"):
+    with pytest.raises(DataError, match="cells of several values"):
         TabularEncoder((), categories=(("a", ("x",)),)).encode(pd.DataFrame({"a": [[1], [2]]}))
 
 

@@ -7,7 +7,14 @@ from cyclopts import Parameter
 from noisecast.cli.mechanism_options import MechanismOptions
 from noisecast.cli.output import Json, facts, print_json, to_reader, warn, whole_number
 from noisecast.printed import number
-from noisecast.privacy.accounting import PrivacySpent, epsilon_spent, epsilon_text, noise_text, warnings_for
+from noisecast.privacy.accounting import (
+    PrivacySpent,
+    default_delta,
+    epsilon_spent,
+    epsilon_text,
+    noise_text,
+    warnings_for,
+)
 from noisecast.privacy.composition import NONE
 from noisecast.privacy.mechanism import SampledGaussian
 from noisecast.privacy.sampling import Poisson, Sampler
@@ -15,7 +22,12 @@ from noisecast.privacy.sampling import Poisson, Sampler
 
 def account(
     *,
-    target_delta: Annotated[float, Parameter(help="Delta that epsilon is stated at; below 1 / number of examples.")],
+    target_delta: Annotated[
+        float | None,
+        Parameter(
+            help="Delta that epsilon is stated at. Default: 1e-5, or a power of ten below 1 / number of examples."
+        ),
+    ] = None,
     num_examples: Annotated[
         int | None, Parameter(converter=whole_number, help="Number of examples, with --batch-size.")
     ] = None,
@@ -34,6 +46,7 @@ def account(
     options.check()
     sampler = _sampler(options, num_examples, batch_size, sampling_probability)
     num_steps = options.steps(sampler)
+    target_delta = default_delta(num_examples) if target_delta is None else target_delta
     mechanism = options.mechanism(sampler, num_steps=num_steps, target_delta=target_delta)
     spent = epsilon_spent(mechanism, num_steps=num_steps, target_delta=target_delta)
     warnings = warnings_for(mechanism, target_delta=target_delta)

@@ -1,5 +1,7 @@
 """The `noisecast train` that trains with settings that were found, to be pasted into a shell."""
 
+import csv
+import io
 import shlex
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,6 +72,8 @@ def _words(key: str, value: Any) -> str:
 
     >>> _words("unit_rows", True), _words("columns", ["a", "my b"]), _words("label_separator", "-")
     ('--unit-rows', "--columns 'a,my b'", '--label-separator=-')
+    >>> print(_words("columns", ["size, cm", "age"]))
+    --columns '"size, cm",age'
     >>> _words("batch_size", 64.0), _words("learning_rate", 0.0597)
     ('--batch-size 64', '--learning-rate 0.0597')
     """
@@ -77,7 +81,9 @@ def _words(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return name if value else ""
     if isinstance(value, list):
-        value = ",".join(value)
+        line = io.StringIO()
+        csv.writer(line, lineterminator="").writerow(value)
+        value = line.getvalue()
     text = value if isinstance(value, str) else _exactly(value)
     return f"{name}{'=' if text.startswith('-') else ' '}{shlex.quote(text)}"
 

@@ -1,5 +1,6 @@
 """What `noisecast train` will run: the rows that are read, the scenario, and what must be said about both."""
 
+import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -57,7 +58,7 @@ class FileOptions:
         int, Parameter(converter=whole_number, help="Columns at most, without --vocabulary.")
     ] = 10_000
     max_tokens: Annotated[int | None, Parameter(converter=whole_number, help="Tokens used of each text.")] = None
-    columns: Annotated[str | None, Parameter(help="Numeric columns to use, as a,b,c. Default: all.")] = None
+    columns: Annotated[str | None, Parameter(help="Columns to use, as a,b,c. Default: all.")] = None
     bounds: Annotated[
         Path | None,
         Parameter(
@@ -73,15 +74,12 @@ class FileOptions:
         """(training rows, test rows or None, the encoder of both)."""
         if self.test is not None and self.test_fraction is not None:
             raise ValueError("Expected --test or --test-fraction, got both; leave one out.")
-        columns = None if self.columns is None else tuple(name.strip() for name in self.columns.split(","))
-        if columns is not None and not all(columns):
-            raise ValueError(f"Expected --columns as names with commas between, a,b,c, got '{self.columns}'.")
         options = ReadOptions(
             label=self.label,
             label_separator=self.label_separator,
             label_names=self.label_names,
             text=self.text,
-            columns=columns,
+            columns=None if self.columns is None else _names(self.columns),
             text_kind=self.features,
             vocabulary=self.vocabulary,
             vocabulary_size=self.vocabulary_size,
@@ -97,6 +95,19 @@ class FileOptions:
             return data, None, encoder
         how = {"label": self.label, "label_separator": self.label_separator}
         return data, load_test_file(self.test, encoder, data.label_names, **how), encoder
+
+
+def _names(columns: str) -> tuple[str, ...]:
+    """As in a line of a CSV file, where a name with a comma is quoted.
+
+    >>> _names('age, "size, cm"')
+    ('age', 'size, cm')
+    """
+    (names, *rest) = csv.reader([columns], skipinitialspace=True) if columns.strip() else [[]]
+    found = tuple(name.strip() for name in names)
+    if rest or not found or not all(found):
+        raise ValueError(f"Expected --columns as names with commas between, a,b,c, got '{columns}'.")
+    return found
 
 
 @dataclass(frozen=True)
@@ -166,7 +177,11 @@ def plan_of(
     if (reason := engines.why_unsupported(scenario)) is not None:
         raise ValueError(reason)
     not_covered = _not_covered(
-        train, encoder, public_size=num_examples is not None, public_labels=files.label_names is not None
+        train,
+        encoder,
+        public_size=num_examples is not None,
+        public_labels=files.label_names is not None,
+        holds_out=files.test_fraction is not None,
     )
     return Plan(scenario, train, test, encoder, origin, not_covered, tuple(warnings), tuple(of_rows))
 
@@ -188,8 +203,11 @@ def _squared_feature_norm(encoder: Encoder) -> tuple[float, str | None]:
     )
 
 
-def _not_covered(train: Dataset, encoder: Encoder, *, public_size: bool, public_labels: bool) -> tuple[str, ...]:
+def _not_covered(
+    train: Dataset, encoder: Encoder, *, public_size: bool, public_labels: bool, holds_out: bool
+) -> tuple[str, ...]:
     sentences = []
+    too = " So was what follows from it: which rows were held out." if holds_out else ""  # by their numbered features
     if not public_labels:
         sentences.append(f"The names of the {train.num_classes} labels, which were read from the training file.")
     if not public_size:
@@ -199,5 +217,5 @@ def _not_covered(train: Dataset, encoder: Encoder, *, public_size: bool, public_
         sentences.insert(0, f"The number of features, {features}, where that was read off the training file.")
     if isinstance(encoder, TextEncoder) and encoder.vocabulary_is_private:
         words = len(encoder.vocabulary)
-        sentences.insert(0, f"The vocabulary of {words:,} words was taken from the training text without noise.")
+        sentences.insert(0, f"The vocabulary of {words:,} words was taken from the training text without noise.{too}")
     return tuple(sentences)

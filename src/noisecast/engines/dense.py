@@ -20,6 +20,7 @@ Array = jax.Array
 
 NUMBERS_OF_A_CALL = 2**24  # parameters of all runs of a call: 64 MiB an array
 DRAWS_PER_CHUNK = 2**22  # row numbers, or numbers of secure noise, held at once: 16 MiB
+FARTHEST = 6  # standard deviations
 WIDE_VECTORS = {"xla_cpu_prefer_vector_width": 512}  # XLA takes half of AVX-512 otherwise; nothing elsewhere
 
 
@@ -76,7 +77,8 @@ def _why_beyond_float32(scenario: Scenario) -> str | None:
             if not smallest <= value <= largest:
                 return f"Expected {smallest:.2g} <= {name} <= {largest:.2g}, which float32 holds, got {value:.3g}."
     each = mechanism.mean_noise_std if isinstance(optimizer, DPSGD) else 1.0  # others' directions are about 1
-    if max(settings["learning_rate"]) * each * scenario.num_steps**0.5 > largest:
+    # Of many weights one goes several standard deviations.
+    if max(settings["learning_rate"]) * FARTHEST * each * scenario.num_steps**0.5 > largest:
         return (
             f"Expected a learning_rate below {optimizer.learning_rate:.3g}: privacy noise alone would carry the "
             f"weights beyond {largest:.2g}, float32's largest number; use a smaller one, or a smaller l2_clip_norm."

@@ -1,5 +1,6 @@
 """The columns of a table as numbers or texts; one sentence for the first cell that is not."""
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 
@@ -59,7 +60,10 @@ def check_known(wanted: Sequence[str], columns: Collection[str], source) -> None
         told += f" The last is '{there[-1][:40]}'."
     separators = [separator for separator in ";|\t" if any(separator in str(name) for name in columns)]
     if separators:
-        told += f" Its cells look separated by {separators[0]!r}; save it with commas, or with tabs as .tsv."
+        told += (
+            f" Its cells look separated by {separators[0]!r}; put quotes around names with other separators in them, "
+            "or save it with commas."
+        )
     raise DataError(told)
 
 
@@ -102,6 +106,8 @@ def numeric_column(frame: pd.DataFrame, column: str, source: str, rows_before: i
         is_number = not np.isfinite(float(cell))  # nan and inf are; of a finite one pandas would have made a number
     except (TypeError, ValueError):
         is_number = False
+    if re.fullmatch(r"\s*[+-]?\d+,\d+\s*", str(cell)):
+        raise DataError(f"Expected a number, got '{cell}' {where}; write decimals with a point.")
     if not is_number:
         raise DataError(
             f"Expected a number, got '{str(cell)[:40]}' {where}; give its public values in the file of bounds "

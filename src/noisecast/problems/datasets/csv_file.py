@@ -4,7 +4,9 @@ import codecs
 import csv
 import io
 import math
+import re
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -19,7 +21,7 @@ from noisecast.problems.datasets.columns import MOST_COLUMNS, check_columns, che
 from noisecast.problems.datasets.contents import file_suffix, not_utf8, opened, unreadable
 from noisecast.problems.datasets.dataset import DataError, listed
 
-DELIMITERS, OTHER_DELIMITERS = {".csv": ",", ".tsv": "\t"}, (";", "\t")
+DELIMITERS, SEPARATORS = {".csv": ",", ".tsv": "\t"}, (";", "\t", ",")
 LONGEST_CELL = 2**20  # characters, of a file with quotes; or an eighth of the file
 WIDE = 1000  # columns: of as many Arrow takes 9 KB each and 30 microseconds a block each, whatever they hold
 # Bytes parsed at a time. A row that is longer needs larger ones; Arrow counts a block's bytes in 32 bits.
@@ -29,7 +31,8 @@ BLOCKS = (2**20, 2**22, 2**24, 3 * 2**23, *(2**k for k in range(25, 31)), 2**31 
 def open_csv(path) -> "CsvFile":
     """A file that ends in .csv or .tsv, and perhaps .gz.
 
-    Where its first line has no comma (.tsv: no tab), semicolons or tabs in it are what stands between cells.
+    Where its first line has no comma (.tsv: no tab) outside of quotes, what stands between cells is the semicolon, tab
+    or comma of which it has most.
     """
     stream = opened(path)
     try:
@@ -43,7 +46,8 @@ def _delimiter(stream: BinaryIO, usual: str) -> str:
     line = b"\n"
     while line and not line.strip(codecs.BOM_UTF8 + b"\r\n"):
         line = stream.readline(BLOCKS[0])
-    return next((each for each in (usual, *OTHER_DELIMITERS) if each.encode() in line), usual)
+    counts = Counter(re.sub(rb'"[^"]*"', b"", line).decode("latin-1"))
+    return usual if counts[usual] else max((usual, *SEPARATORS), key=lambda each: counts[each])
 
 
 class CsvFile:

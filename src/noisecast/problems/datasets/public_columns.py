@@ -4,8 +4,10 @@ The extremes of a private column, and which categories its rows name, are privat
 """
 
 import json
+import re
 import sys
 import tomllib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from noisecast.problems.datasets.columns import column_of, numeric_column
+from noisecast.problems.datasets.columns import TRUTHS, column_of, numeric_column
 from noisecast.problems.datasets.contents import decode, read_bytes
 from noisecast.problems.datasets.dataset import DataError, first_repeated, label_name, listed
 from noisecast.problems.datasets.tables import read_table
@@ -25,11 +27,26 @@ class PublicColumns(NamedTuple):
     """By column name.
 
     Args:
-      bounds: of columns of numbers, (low, high).   values: of columns of categories, as `label_name` writes them.
+      bounds: of columns of numbers, (low, high).   values: of columns of categories, as `category_name` writes them.
     """
 
     bounds: Mapping[str, tuple[float, float]]
     values: Mapping[str, tuple[str, ...]]
+
+
+def category_name(cell) -> str:
+    """A cell as a category, alike whatever file it comes from: stripped, missing or NaN as "", letters composed (NFC),
+    true and false in small letters, decimals and dates without zeros that say nothing.
+
+    >>> [category_name(cell) for cell in (" Oslo ", True, "FALSE", 2.0, "0.50", None, "007")]
+    ['Oslo', 'true', 'false', '2', '0.5', '', '007']
+    >>> category_name(pd.Timestamp("2020-01-01")), category_name("Sa\u0303o Paulo") == "S\u00e3o Paulo"
+    ('2020-01-01', True)
+    """
+    name = unicodedata.normalize("NFC", label_name(cell))
+    if name.lower() in TRUTHS:
+        return name.lower()
+    return re.sub(r"^([+-]?\d+\.\d*?[1-9])0+$|^(\d{4}-\d\d-\d\d)[ T]00:00:00$", r"\1\2", name)
 
 
 def read_public_columns(path) -> PublicColumns:
@@ -62,7 +79,7 @@ def check_bounds(column: str, low: float, high: float, where: str = "") -> tuple
 
 def check_values(column: str, values: Sequence[str], where: str = "") -> tuple[str, ...]:
     """The names of categories, each once. Raises: DataError."""
-    names = tuple(map(label_name, values))
+    names = tuple(map(category_name, values))
     if not names:
         raise DataError(f"Expected a value or more for column '{column}'{where}, got none.")
     if (repeated := first_repeated(names)) is not None:
@@ -79,17 +96,17 @@ def category_places(frame: pd.DataFrame, column: str, values: Sequence[str], sou
     try:
         codes, distinct = pd.factorize(column_of(frame, column, source), use_na_sentinel=False)
     except TypeError:  # a list in a cell
-        raise DataError(f"Expected categories in column '{column}' of {source}, got cells that are lists.") from None
+        raise DataError(f"Expected categories in column '{column}' of {source}, got cells of several values.") from None
     place_of = {name: place for place, name in enumerate(values)}
     other = place_of.get(ANY_OTHER, -1)
-    places = np.array([place_of.get(label_name(cell), other) for cell in distinct], np.int64)[codes]
+    places = np.array([place_of.get(category_name(cell), other) for cell in distinct], np.int64)[codes]
     if (places < 0).any():
         row = int((places < 0).argmax())
-        name = label_name(distinct[codes[row]])
+        name = category_name(distinct[codes[row]])
         told = f"'{name[:40]}'" if name else "nothing"
         raise DataError(
             f"Expected one of the {len(values)} public values of column '{column}' in row {row + 1} of {source}, got "
-            f'{told}; give "{name[:40]}" as a value, or "*" for all others.'
+            f'{told}; training wants "{name[:40]}" among the values in the file of bounds, or "*" for all others.'
         )
     return places
 

@@ -1,6 +1,7 @@
 """Which rows are for training and which for testing: by row number for public data, by content for private data."""
 
 import hashlib
+import json
 from collections import Counter
 from typing import Any
 
@@ -36,7 +37,8 @@ def split_by_content(data: Dataset, test_fraction: float) -> tuple[np.ndarray, n
     """Row numbers of (train, test), each row's place decided by the sha256 of its own content and, of equal rows, by
     which of them it is: so these go to both sides, as rows of a random split do, and what is held out has the same law.
 
-    So adding or removing a row moves no other: of equal rows the last one comes or goes.
+    So adding or removing a row moves no other: of equal rows the last one comes or goes. Where features are numbered
+    by all rows, as by a vocabulary of their words, a row that changes the numbers changes what others are, too.
 
     Raises: DataError unless 0 < test_fraction < 1, or when one side would be empty.
 
@@ -70,7 +72,8 @@ def _places(digests: list[bytes]) -> np.ndarray:
 def _digest(data: Dataset, row: int) -> bytes:
     labels = data.labels[row]
     # Without the padding, which is as long as the longest set of all rows.
-    digest = hashlib.sha256(str(labels[labels >= 0].tolist() if data.has_label_sets else int(labels)).encode())
+    names = [data.label_names[label] for label in np.atleast_1d(labels) if label >= 0]  # numbers are other rows' too
+    digest = hashlib.sha256(json.dumps(names).encode())
     features: Any = data.features
     if isinstance(features, np.ndarray):
         digest.update(features[row].tobytes())
