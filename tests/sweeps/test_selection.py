@@ -272,6 +272,14 @@ def test_repeat_select_refuses_what_it_does_not_cover(trials_and_table, trained)
     assert by_training.epsilon_of_procedure == math.inf and len(by_training.ranking) == 1
 
 
+@pytest.mark.parametrize("budget", [1e-9, 1e9])
+def test_of_random_trials_no_budget_after_another_tells_which_there_are(trials_and_table, budget):
+    questions, table = trials_and_table
+    ledger = ledger_of(questions, trials=TRIALS, drawn_from=[QUESTION])
+    with pytest.raises(ValueError, match="no budget for a choice from random trials"):
+        select(table, metric="test_loss", price=RepeatSelect(TRIALS), ledger=ledger, at_most_epsilon=budget)
+
+
 def test_trials_are_drawn_uniformly_with_seeds_of_their_own():
     rng, trials = np.random.default_rng(0), TrialDistribution(TrialKind.POISSON, 6_000)
     drawn = draw_trials([QUESTION, replace(QUESTION, scenarios=GRID[:2])], trials, rng)  # two cells asked for twice

@@ -60,7 +60,7 @@ def select(
         float, Parameter(help="Score by the mean over the recorded steps of so many last epochs. 0: the last step.")
     ] = 0,
     at_most_epsilon: Annotated[
-        float | None, Parameter(help="Choose among runs that spend no more than that each. Default: among all.")
+        float | None, Parameter(help="Choose among runs that spend no more than that each. Not with repeat-select.")
     ] = None,
     sweep: Annotated[Path | None, Parameter(help="With --output: the sweep file, for its data.")] = None,
     output: Annotated[

@@ -96,6 +96,7 @@ def select(
       problem: of a sweep of several, by name.   runner: whose answers are compared.
       last_epochs: 0: the score at the last step. More: its mean over the recorded steps of so many last epochs.
       at_most_epsilon: cells of which one run spends more are left out; what the whole sweep cost stays in the price.
+        Not with RepeatSelect.
     Raises: ValueError: no price, nothing to choose from, or a sweep that the price does not fit.
 
     >>> import noisecast as nc
@@ -115,7 +116,7 @@ def select(
     trained = table.loc[table["runner"] == Training.name, ["scenario", "seed"]].drop_duplicates()
     if (reason := price.why_unfit(ledger, set(trained.itertuples(index=False, name=None)))) is not None:
         raise ValueError(reason)
-    table = _of_one_budget(_of_one_problem(table, problem), at_most_epsilon, tells=not price.only_best)
+    table = _of_one_budget(_of_one_problem(table, problem), at_most_epsilon, price)
     keys = ["scenario", "seed"] if price.only_best else ["scenario"]
     found = _ranked(_scores(table, metric, runner, last_epochs), keys, metric)
     settings = table.drop_duplicates("scenario").set_index("scenario", drop=False)
@@ -161,15 +162,21 @@ def _of_one_problem(table: pd.DataFrame, problem: str | None) -> pd.DataFrame:
     return table if problem is None else table.loc[table["problem"] == problem]
 
 
-def _of_one_budget(table: pd.DataFrame, at_most_epsilon: float, *, tells: bool) -> pd.DataFrame:
-    """Rows of runs within a budget.   tells: whether a refusal may say what the sweep ran."""
+def _of_one_budget(table: pd.DataFrame, at_most_epsilon: float, price: Price) -> pd.DataFrame:
+    """Rows of runs within a budget."""
     if not at_most_epsilon > 0:
         raise ValueError(f"Expected at_most_epsilon > 0, got {at_most_epsilon:g}.")
+    if price.only_best and at_most_epsilon < math.inf:  # budget after budget would tell which trials there are
+        raise ValueError(
+            f"Expected no budget for a choice from random trials, got {at_most_epsilon:g}: their number has to stay "
+            "unknown, and the best of all is the one that may be told; sweep runs within the budget."
+        )
     within = table.loc[table["epsilon"] <= at_most_epsilon]
     if len(table) and not len(within):
         least = epsilon_text(table["epsilon"].to_numpy(float).min(), 3)
-        there = f"; the least of this sweep is {least}" if tells else ""
-        raise ValueError(f"Expected a run of epsilon <= {at_most_epsilon:g}, got none{there}.")
+        raise ValueError(
+            f"Expected a run of epsilon <= {at_most_epsilon:g}, got none; the least of this sweep is {least}."
+        )
     return within
 
 
