@@ -199,7 +199,23 @@ def test_columns_of_categories_are_learnt_from(tmp_path, monkeypatch, capsys):
     Path("new.csv").write_text("age,city\n20,Paris\n20,Rome\n")
     capsys.readouterr()
     assert main(["predict", "model", "new.csv", "--json"]) == 0
-    assert [row["label"] for row in json.loads(capsys.readouterr().out)["predictions"]] == ["no", "yes"]
+    told = capsys.readouterr()
+    assert [row["label"] for row in json.loads(told.out)["predictions"]] == ["no", "yes"]
+    assert "Warning" not in told.err  # half of the rows may be of another city
+
+    Path("new.csv").write_text("age,city\n20,ROME\n20,rome\n")
+    assert main(["predict", "model", "new.csv"]) == 0
+    assert "Warning: 2 of 2 rows have none of the values listed for column 'city'" in capsys.readouterr().err
+
+
+def test_rows_of_none_of_the_listed_values_are_doubted_before_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("data.csv").write_text("city,label\n" + "Oslo,no\nRome,yes\n" * 50)
+    Path("public.toml").write_text('city = ["oslo", "rome", "*"]\n')
+    arguments = ["train", "data.csv", "--bounds", "public.toml", "--batch-size", "10", "--num-steps", "3"]
+    assert main([*arguments, "--target-epsilon", "8", "--output", "model", "--json"]) == 0
+    [warning] = json.loads(capsys.readouterr().out)["non_private_warnings"]
+    assert warning.startswith("100 of 100 rows have none of the values listed for column 'city'")
 
 
 @pytest.mark.parametrize("declared, warns", [(400, False), (500, True), (100, True), (100_000, True)])

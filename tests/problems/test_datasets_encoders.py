@@ -167,6 +167,24 @@ def test_an_encoder_survives_json_and_encodes_the_same(encoder):
     np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.parametrize("kind", ["binary", "count", "term-frequency", "padded-term-frequency"])
+def test_texts_without_a_known_word_are_doubted_if_they_are_most(kind):
+    encoder = TextEncoder(kind, ("zebra", "cat"), unit_rows=True)
+    assert encoder.doubts(encoder.encode(["a cat", "perro", "a zebra", "", "gato", "cat"])) == ()
+    [doubt] = encoder.doubts(encoder.encode(["a cat", "perro", "gato"]))
+    assert doubt.startswith("2 of 3 texts have no word of the vocabulary")
+
+
+@pytest.mark.parametrize("unit_rows", [False, True])
+def test_categories_without_a_listed_value_are_doubted_if_they_are_most(unit_rows):
+    categories = (("city", ("*", "Oslo")), ("size", ("s", "m")), ("street", ("A", "B", "*")))
+    encoder = TabularEncoder(("age",), categories=categories, unit_rows=unit_rows)
+    rows = {"age": [1, 2, 3], "city": ["Oslo", "OSLO", "oslo"], "size": ["s"] * 3, "street": ["A", "B", "C"]}
+    [doubt] = encoder.doubts(encoder.encode(pd.DataFrame(rows)))
+    assert doubt.startswith("2 of 3 rows have none of the values listed for column 'city'")
+    assert encoder.doubts(encoder.encode(pd.DataFrame(rows | {"city": ["Oslo"] * 3}))) == ()
+
+
 @pytest.mark.parametrize(
     "fields, says",
     [

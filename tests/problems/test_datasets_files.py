@@ -51,6 +51,7 @@ FORMATS = {
     "t.tsv": FRAME.to_csv(index=False, sep="\t").encode(),
     "t.parquet": parquet(FRAME),
     "indexed.parquet": parquet(FRAME.set_index(pd.Index([9, 8, 7, 6]))),
+    "spaced.parquet": parquet(FRAME.rename(columns={"a": " a", "label": "label "})),
     "t.svm": SVM_FROM_1.encode(),
     "t.libsvm": SVM_FROM_0.encode(),
     "t.npz": npz(features=FEATURES, labels=np.array(LABELS)),

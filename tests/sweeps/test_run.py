@@ -300,7 +300,7 @@ def test_an_estimate_shares_the_work_among_the_workers(monkeypatch):
 def test_an_estimate_makes_one_trial_of_a_kind_and_says_how_many_are_made(monkeypatch):
     made, told = [], []
 
-    def trial(task):
+    def trial(task, preparing=None):
         made.append((task.runner.name, task.scenarios[0].optimizer.name))
         return lambda work: 1.0
 
@@ -313,6 +313,22 @@ def test_an_estimate_makes_one_trial_of_a_kind_and_says_how_many_are_made(monkey
     # Of groups of one and of two: training is timed for each, and of forecasts one tells what all of them take.
     assert [made.count((runner, "DP-SGD")) for runner in ("training", "moments")] == [2, 1]
     assert told == [number / len(made) for number in range(len(made) + 1)]
+
+
+def test_what_is_prepared_once_for_a_problem_is_timed_once(monkeypatch):
+    """A forecast that takes 2 seconds to prepare and 3 to solve, of each of two optimizers."""
+    one = grid(runners=(nc.Moments(),))
+    made = tasks.tasks_of([replace(one, scenarios=one.scenarios[first::2]) for first in (0, 1)], nc_root())
+    tried, preparing = [], {}
+
+    def seconds(work, **_):
+        tried.append(len(work.__self__.scenarios))
+        return 2.0 + 3.0 * tried[-1]
+
+    monkeypatch.setattr(sweep_run, "_seconds_of", seconds)
+    paces = [sweep_run._pace_of(task, preparing) for task in made]
+    assert tried == [1, 2, 1]
+    assert [pace(task.work) for pace, task in zip(paces, made, strict=True)] == pytest.approx([8.0, 8.0])
 
 
 def test_compiling_does_not_count_in_an_estimate():

@@ -49,6 +49,7 @@ def predict(
             file, saved.encoder, saved.label_names, label=label, label_separator=saved.label_separator
         )
         features, quality = data.features, saved.quality(data)
+    warn(saved.encoder.doubts(features))
     guesses = _guesses(saved, features, top_k)
     several = top_k is not None or saved.has_label_sets
     if not any(guesses):

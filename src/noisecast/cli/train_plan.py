@@ -149,7 +149,7 @@ def plan_of(
     problem = linear_model(train, test)
     kind = OPTIMIZER_NAMES[optimizer]
     origin, warnings = "as given", warnings_for(mechanism, target_delta=delta)
-    of_rows = []
+    of_rows = list(encoder.doubts(train.features))
     if isinstance(sampler, Poisson) and not 1 / FAR_OFF <= declared / train.num_examples <= FAR_OFF:
         held = number(sampler.sampling_probability * train.num_examples, 2)
         of_rows.append(

@@ -135,9 +135,10 @@ def estimate_seconds(
     for task in tasks:
         kinds.setdefault(_kind_of_trial(task), task)
     paces: dict[tuple, Callable[[int], float]] = {}
+    preparing: dict[tuple, float] = {}
     for number, (kind, task) in enumerate(kinds.items()):
         progress(number / len(kinds))
-        paces[kind] = _pace_of_training(task) if isinstance(task.runner, Training) else _pace_of(task)
+        paces[kind] = _pace_of_training(task) if isinstance(task.runner, Training) else _pace_of(task, preparing)
     progress(1.0)
     seconds = sum(paces[_kind_of_trial(task)](task.work) for task in tasks)
     starting = 0.0 if workers == 0 else _seconds_to_start()
@@ -183,8 +184,12 @@ def _pace_of_training(task: Task) -> Callable[[int], float]:
     return lambda work: work * whole / task.work
 
 
-def _pace_of(task: Task) -> Callable[[int], float]:
-    """The same for another runner: what one scenario takes, and what one more adds."""
+def _pace_of(task: Task, preparing: dict[tuple, float]) -> Callable[[int], float]:
+    """The same for another runner: what one scenario takes, and what one more adds.
+
+    Args:
+      preparing: seconds of what a runner does once for a problem, whatever the optimizer; found where it is not there.
+    """
     scenarios = task.scenarios
     if task.repeats:
         scenarios = tuple(replace(each, num_steps=min(64, each.num_steps)) for each in scenarios)
@@ -193,9 +198,12 @@ def _pace_of(task: Task) -> Callable[[int], float]:
     one_takes = _seconds_of(parts[0].run, no_longer_to_compile=3.0)
     if two == one or one_takes > LONG_TRIAL:
         return lambda work: one_takes * work / one
-    two_take = _seconds_of(parts[1].run, no_longer_to_compile=3.0)
-    more = max(two_take - one_takes, 0.0) / (two - one)
-    return lambda work: one_takes + more * (work - one)
+    place = task.runner, scenarios[0].problem.fingerprint
+    if place not in preparing:
+        more = max(_seconds_of(parts[1].run, no_longer_to_compile=3.0) - one_takes, 0.0) / (two - one)
+        preparing[place] = max(one_takes - more * one, 0.0)
+    once = min(preparing[place], one_takes)
+    return lambda work: once + (one_takes - once) * work / one
 
 
 def _seconds_of(work: Callable[[], Any], *, no_longer_to_compile: float) -> float:

@@ -148,7 +148,9 @@ def chebyshev_step(
     before, now = state, state + b[1] * scale * length * at_start
     for j in range(2, num_stages + 1):
         mu, nu, push = 2 * b[j] / b[j - 1] * ratio, -b[j] / b[j - 2], 2 * b[j] / b[j - 1] * scale * length
-        moved = mu * now + nu * before + (1 - mu - nu) * state + push * (field(now) - a[j - 1] * at_start)
+        moved = push * (field(now) - a[j - 1] * at_start)
+        for weight, known in ((mu, now), (nu, before), (1 - mu - nu, state)):
+            moved += weight * known
         before, now = now, moved
     return now
 

@@ -11,6 +11,7 @@ import scipy.sparse as sp
 from noisecast.problems.datasets.dataset import DataError, Features
 
 ROWS_AT_ONCE = 1024  # what is made on the way to a matrix is made of so many
+MOST_UNKNOWN = 0.5  # of the rows: more, and the encoder is likely not of this file
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class BaseEncoder:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the fields"
             raise DataError(f"Cannot read the {cls.name} encoder: {where}: {first['msg']}; was it edited?") from None
+
+    def doubts(self, features: Features) -> tuple[str, ...]:
+        """Why the rows that became these features are likely of another kind than it knows, a sentence each."""
+        del features
+        return ()
 
     def refusal(self, source: str) -> DataError:
         return DataError(f"Expected {self.takes}, as in training, got {source}; give a file of that form.")

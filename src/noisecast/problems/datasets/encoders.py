@@ -15,8 +15,8 @@ import scipy.sparse as sp
 
 from noisecast.problems.datasets.columns import numeric_column
 from noisecast.problems.datasets.dataset import DataError, Features, as_float32, first_repeated, listed
-from noisecast.problems.datasets.encoder import BaseEncoder, unit_norm_rows
-from noisecast.problems.datasets.public_columns import category_places, check_bounds, check_values
+from noisecast.problems.datasets.encoder import MOST_UNKNOWN, BaseEncoder, unit_norm_rows
+from noisecast.problems.datasets.public_columns import ANY_OTHER, category_places, check_bounds, check_values
 from noisecast.problems.datasets.text_encoder import TextEncoder
 
 
@@ -122,6 +122,26 @@ class TabularEncoder(BaseEncoder):
             parts += [_one_hot(frame, column, values, source) for column, values in self.categories]
             features = sp.csr_array(sp.hstack(parts, format="csr", dtype=np.float32))
         return unit_norm_rows(features) if self.unit_rows else features
+
+    def doubts(self, features: Features) -> tuple[str, ...]:
+        """One for each column of which more than half of the rows have no listed value.
+
+        >>> encoder = TabularEncoder((), categories=(("city", ("oslo", "*")),))
+        >>> encoder.doubts(encoder.encode(pd.DataFrame({"city": ["Oslo", "Rome"]})))
+        ("2 of 2 rows have none of the values listed for column 'city', and count as '*': are they spelt as here?",)
+        """
+        sentences, begin, num_rows = [], len(self.columns), features.shape[0]
+        for column, values in self.categories:
+            if ANY_OTHER in values:
+                place = begin + values.index(ANY_OTHER)
+                others = sp.csr_array(features[:, [place]]).count_nonzero()
+                if others > MOST_UNKNOWN * num_rows:
+                    sentences.append(
+                        f"{others:,} of {num_rows:,} rows have none of the values listed for column '{column}', and "
+                        f"count as '{ANY_OTHER}': are they spelt as here?"
+                    )
+            begin += len(values)
+        return tuple(sentences)
 
     def _numbers(self, frame: pd.DataFrame, source: str) -> np.ndarray:
         matrix = np.empty((len(frame), len(self.columns)), np.float32)

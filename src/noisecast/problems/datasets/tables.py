@@ -40,8 +40,9 @@ def read_table(path) -> pd.DataFrame:
             f"{path} of {len(content):,} bytes says it holds {said.num_rows:,} rows of {said.num_columns} columns; if "
             "that is meant, save it as CSV."
         )
-    names = table.column_names
+    names = [name.strip() for name in table.column_names]  # as those of a CSV file
     check_columns(names, path)
+    table = table.rename_columns(names)
     # The index that pandas wrote into the file is no measurement.
     table = table.drop_columns([name for name in names if re.fullmatch(r"__index_level_\d+__", name)])
     return with_rows(table.replace_schema_metadata(None).to_pandas(ignore_metadata=True), path)

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from noisecast.problems.datasets.columns import texts_of
 from noisecast.problems.datasets.contents import decode, read_bytes
 from noisecast.problems.datasets.dataset import DataError, Features, first_repeated
-from noisecast.problems.datasets.encoder import BaseEncoder, unit_norm_rows
+from noisecast.problems.datasets.encoder import MOST_UNKNOWN, BaseEncoder, unit_norm_rows
 from noisecast.problems.datasets.words import Places, count_words, tokenize, words_of
 
 TextKind = Literal["binary", "count", "term-frequency", "padded-term-frequency"]
@@ -108,6 +108,23 @@ class TextEncoder(BaseEncoder):
         blocks = self._padded(texts) if self.kind == "padded-term-frequency" else self._counted(texts)
         matrix = stacked(blocks, self.num_features)
         return unit_norm_rows(matrix) if self.unit_rows else matrix
+
+    def doubts(self, features: Features) -> tuple[str, ...]:
+        """One if more than half of the texts have no word of the vocabulary.
+
+        >>> encoder = TextEncoder("binary", ("good", "bad"))
+        >>> encoder.doubts(encoder.encode(["Bonne soirée", "gut"]))
+        ('2 of 2 texts have no word of the vocabulary: are they in its language, and in this column?',)
+        """
+        matrix, num_texts = sp.csr_array(features), features.shape[0]
+        is_word = matrix.indices >= self.num_features - len(self.vocabulary)
+        found = np.unique(np.repeat(np.arange(num_texts), np.diff(matrix.indptr))[is_word])
+        if (without := num_texts - len(found)) <= MOST_UNKNOWN * num_texts:
+            return ()
+        return (
+            f"{without:,} of {num_texts:,} texts have no word of the vocabulary: are they in its language, and in this "
+            "column?",
+        )
 
     def _counted(self, texts: Iterable[str]) -> Iterator[sp.csr_array]:
         columns = Places(self.vocabulary)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from noisecast.compiled import njit
+from noisecast.compiled import INLINE, njit
 from noisecast.problems.matrix_factorization import MatrixFactorization, RatedPairs
 from noisecast.runners.moments.forecast import Forecast, Metrics, collected
 from noisecast.scenario import Scenario
@@ -98,6 +98,15 @@ def _products(mean, variance, users, items, product, spread):
         product[i], spread[i] = of_means, of_spread
 
 
+@njit(**INLINE)
+def _add_to_row(force, curvature, own, other, spread, push, slope, held):
+    """spread: of the other row."""
+    for j in range(len(own)):
+        by = held * spread[j]
+        force[j] += push * other[j] + by * own[j]
+        curvature[j] += slope * other[j] * other[j] + by
+
+
 @njit(**KERNEL)
 def _row_sums(mean, variance, users, items, push, slope, held, force, curvature):
     """By row, over its ratings: E[r x_w] = E r m_w + E r' v_w m_u (Stein), and E r' (m_w^2 + v_w), numberwise.
@@ -106,18 +115,47 @@ def _row_sums(mean, variance, users, items, push, slope, held, force, curvature)
     """
     for i in range(len(users)):
         u, w = users[i], items[i]
-        mu, mw, vu, vw = mean[u], mean[w], variance[u], variance[w]
-        force_u, force_w, curve_u, curve_w = force[u], force[w], curvature[u], curvature[w]
-        for j in range(len(mu)):
-            by_w, by_u = held[i] * vw[j], held[i] * vu[j]
-            force_u[j] += push[i] * mw[j] + by_w * mu[j]
-            force_w[j] += push[i] * mu[j] + by_u * mw[j]
-            curve_u[j] += slope[i] * mw[j] * mw[j] + by_w
-            curve_w[j] += slope[i] * mu[j] * mu[j] + by_u
+        _add_to_row(force[u], curvature[u], mean[u], mean[w], variance[w], push[i], slope[i], held[i])
+        _add_to_row(force[w], curvature[w], mean[w], mean[u], variance[u], push[i], slope[i], held[i])
+
+
+@njit(**KERNEL)
+def _mean_squares(force, curvature, variance, of_force, signal):
+    """By row, means over its numbers: of force^2, and of curvature^2 v."""
+    dim = force.shape[1]
+    for r in range(len(force)):
+        squares, spread = 0.0, 0.0
+        for j in range(dim):
+            squares += force[r, j] * force[r, j]
+            spread += curvature[r, j] * curvature[r, j] * variance[r, j]
+        of_force[r], signal[r] = squares / dim, spread / dim
+
+
+@njit(**KERNEL)
+def _variance_change(rate, noise, curvature, variance, change, total, fading):
+    """Of every variance, a step: noise - (1 - (1 - x)^2) v, x = rate times curvature; (1 - x)^2 is 0 beyond x = 1,
+    where the closure is out of its depth anyway. By row their sum, and the share of it by which x draws it down.
+    """
+    for r in range(len(variance)):
+        all_of_row, pulled = 0.0, 0.0
+        for j in range(variance.shape[1]):
+            pull = rate[r] * curvature[r, j]
+            change[r, j] = noise[r] - pull * (2 - min(pull, 1.0)) * variance[r, j]
+            all_of_row += variance[r, j]
+            pulled += pull * variance[r, j]
+        total[r], fading[r] = all_of_row, pulled / max(all_of_row, 1e-300)
+
+
+@njit(**KERNEL)
+def _pair_change(users, items, push, gain, total, fading, pair, change):
+    """Of every rating's c, a step: its own push, and what fades with its two rows."""
+    for i in range(len(users)):
+        u, w = users[i], items[i]
+        change[i] = -push[i] * (gain[u] * total[w] + gain[w] * total[u]) - (fading[u] + fading[w]) * pair[i]
 
 
 def _single(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32)
+    return array.astype(np.float32, copy=False)
 
 
 def _errors(pairs: Pairs, mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -274,7 +312,7 @@ class _FactorSolve:
         def change(flat: np.ndarray) -> np.ndarray:
             rows = _Rows.of(flat, self.shape)
             there = self._field(rows, share)
-            return self._change(rows, there, self._directions(there, halfway, noise_share)).flat
+            return self._change(rows, there, self._directions(there, halfway, noise_share))
 
         stages = stages_for(steepest * num_steps)
         flat = chebyshev_step(change, at.flat, change(at.flat), num_steps, stages)
@@ -286,17 +324,19 @@ class _FactorSolve:
 
     def _field(self, at: _Rows, share: np.ndarray) -> _Field:
         users, items, slope = self.pairs.users, self.pairs.items, self.prepared.slope
-        errors, spread = _errors(self.pairs, at.mean, at.variance)
+        mean, variance = _single(at.mean), _single(at.variance)
+        errors, spread = _errors(self.pairs, mean, variance)
         errors += at.pair
         squares = at.squared_lengths
         bound = self.mechanism.l2_clip_norm / np.sqrt(squares[users] + squares[items])
         clipped = clipped_error(slope * errors, slope**2 * share * spread, bound).times(self.fill)
-        force, curvature = _sums(self.pairs, at.mean, at.variance, clipped.push, slope * clipped.slope, share)
+        force, curvature = _sums(self.pairs, mean, variance, clipped.push, slope * clipped.slope, share)
         second = self.pairs.sum_of(clipped.square * squares[items], clipped.square * squares[users])
         second /= len(errors) * self.shape[1]
-        batch = self.mechanism.sampler.batch_noise_variance(np.sqrt((force**2).mean(axis=1)), second)
+        of_force, signal = np.empty(len(force)), np.empty(len(force))
+        _mean_squares(force, curvature, at.variance, of_force, signal)
+        batch = self.mechanism.sampler.batch_noise_variance(np.sqrt(of_force), second)
         noise = np.maximum(batch + self.mechanism.mean_noise_std**2, 1e-30)
-        signal = (curvature**2 * at.variance).mean(axis=1)
         law = GradientLaw(
             force @ self.basis.T, signal[:, None], noise[:, None],
             presence=self.presence, privacy_variance=self.mechanism.mean_noise_std**2,
@@ -309,18 +349,16 @@ class _FactorSolve:
         left = np.maximum(variance - gain**2 * field.law.signal_variance[:, 0], 0.0)
         return _Directions(found.expected, gain, self.learning_rate**2 * noise_share * left)
 
-    def _change(self, at: _Rows, field: _Field, directions: _Directions) -> _Rows:
-        """The expected step, and how variances and own pushes change with it."""
-        eta, users, items, gain = self.learning_rate, self.pairs.users, self.pairs.items, directions.gain
-        pull = eta * gain[:, None] * field.curvature
-        # (1 - x)^2 = 1 - (2 x - x^2) a step; beyond x = 1 the closure is out of its depth anyway.
-        change = directions.noise[:, None] - pull * (2 - np.minimum(pull, 1.0)) * at.variance
-        total = at.variance.sum(axis=1)
-        fading = (pull * at.variance).sum(axis=1) / np.maximum(total, 1e-300)
-        pushed = eta / len(field.errors) * field.clipped.push * self._across(gain, total)
-        return _Rows(
-            -eta * directions.expected @ self.basis, change, -pushed - (fading[users] + fading[items]) * at.pair
-        )
+    def _change(self, at: _Rows, field: _Field, directions: _Directions) -> np.ndarray:
+        """The expected step, and how variances and own pushes change with it; flat, as `_Rows`."""
+        eta, gain, num_rows = self.learning_rate, directions.gain, self.shape[0]
+        flat = np.empty(2 * self.shape[0] * self.shape[1] + len(at.pair))
+        change, total, fading = _Rows.of(flat, self.shape), np.empty(num_rows), np.empty(num_rows)
+        np.matmul(-eta * directions.expected, self.basis, out=change.mean)
+        _variance_change(eta * gain, directions.noise, field.curvature, at.variance, change.variance, total, fading)
+        push = eta / len(field.errors) * field.clipped.push
+        _pair_change(self.pairs.users, self.pairs.items, push, gain, total, fading, at.pair, change.pair)
+        return flat
 
     def _renewal(self, field: _Field, directions: _Directions) -> dict[str, np.ndarray]:
         """By how much s^2 grows, and errors are damped by their own pushes, a step: what decides D; (n,) each."""
