@@ -20,7 +20,7 @@ from noisecast.privacy.counter_noise import STEP_NOISE, normal_pair
 
 f32, u32, u64 = np.float32, np.uint32, np.uint64
 
-NUMBERS = 256  # of a tile: it stays near, and few batches touch it
+NUMBERS = 1024  # of a tile: to begin it is little beside its steps, and it stays in the nearest cache
 GROUP = 2 * PAIRED
 
 
