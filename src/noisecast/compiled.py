@@ -90,6 +90,12 @@ def processor_features() -> set[str]:
     return set(features.split(",")) if machine.startswith("x86_64") else set()
 
 
+def processor_name() -> str:
+    """LLVM's name of the processor that Numba compiles for: "znver4", "sapphirerapids", "generic"."""
+    target: Any = cpu_target.target_context
+    return target.codegen().magic_tuple()[1]
+
+
 _READ, _INTO_SECOND_LEVEL, _DATA = 0, 2, 1  # as llvm.prefetch counts them
 _WIDE = '"prefer-vector-width"="512"'
 

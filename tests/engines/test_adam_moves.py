@@ -1,4 +1,4 @@
-"""DP-Adam's move of one number, its root estimated and refined, against float64; laws are in `tests/contracts`."""
+"""DP-Adam's move of one number, estimated or not, against float64; laws are in `tests/contracts`."""
 
 import numba
 import numpy as np
