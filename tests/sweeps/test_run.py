@@ -183,6 +183,23 @@ def test_a_failing_group_does_not_cost_the_others(tmp_path, monkeypatch):
     assert len(Store(tmp_path / "store").cells) == 6
 
 
+def test_an_interrupted_sweep_counts_what_is_stored_and_says_what_failed(tmp_path, monkeypatch):
+    run, calls = tasks.Task.run, []
+
+    def one_then_a_fault_then_the_end(task):
+        calls.append(task)
+        if len(calls) == 2:
+            raise ZeroDivisionError("a fault of ours")
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return run(task)
+
+    monkeypatch.setattr(tasks.Task, "run", one_then_a_fault_then_the_end)
+    with pytest.raises(KeyboardInterrupt, match=r"1 group more is in(.|\n)*goes on\. 1 failed(.|\n)*a fault of ours"):
+        run_sweep(questions(4), tmp_path / "store", workers=0)
+    assert len(list((tmp_path / "store" / "shards").glob("*.parquet"))) == 1
+
+
 def test_a_full_disk_is_told_and_the_store_is_whole(tmp_path, monkeypatch):
     add, count = Store.add, []
 

@@ -17,7 +17,6 @@ class Pace:
     """
 
     def __init__(self, tasks: Sequence[Task], *, at_once: int, share_done: float = 0.0):
-        self.num_finished = 0
         self._left = list(tasks)
         self._at_once, self._share_before = at_once, share_done
         self.share = share_done if self._left else 1.0  # of the whole sweep's expected time; it never falls
@@ -37,7 +36,6 @@ class Pace:
         seconds: that it took; 0 for one that failed, of which nothing is learnt.
         """
         self._left.remove(task)
-        self.num_finished += 1
         if seconds:
             self._seen.setdefault(task.kind, []).append((task.work, seconds))
             self._spent += seconds

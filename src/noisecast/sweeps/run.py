@@ -316,7 +316,7 @@ def _in_order(tasks: Sequence[Task]) -> list[Task]:
 
 def _add_all(store: Store, computed: Iterator[Done], pace: Pace, progress: SweepProgress) -> list[Done]:
     """Every finished group into the store as it comes; the failed ones back."""
-    failed = []
+    failed, stored = [], 0
     try:
         for done in computed:
             if done.table is None:
@@ -324,17 +324,22 @@ def _add_all(store: Store, computed: Iterator[Done], pace: Pace, progress: Sweep
             else:
                 with _a_full_disk_said(store):
                     store.add(done.table, _about(done))
+                stored += 1
             pace.finished(done.task, done.seconds)
             progress(pace.share, pace.seconds_left)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"Interrupted; {pace.num_finished} groups more are in {store.folder}: the same command goes on."
-        ) from None
+        raise KeyboardInterrupt(_interrupted(stored, failed, store.folder)) from None
     finally:
         close: Any = getattr(computed, "close", None)
         if close is not None:
             close()
     return failed
+
+
+def _interrupted(stored: int, failed: Sequence[Done], folder: Path) -> str:
+    more = "1 group more is" if stored == 1 else f"{stored} groups more are"
+    again = f" {len(failed)} failed, the first: {failed[0].why}" if failed else ""
+    return f"Interrupted; {more} in {folder}: the same command goes on.{again}"
 
 
 @contextmanager
