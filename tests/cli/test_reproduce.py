@@ -244,7 +244,7 @@ def test_an_interrupted_sweep_goes_on_by_the_same_command(install, capsys, tmp_p
     with monkeypatch.context() as patch:
         patch.setattr(reproduce, "sweep_progress", interrupted_midway)
         assert main(command) == 130
-    assert "are in out/stores/fig-sde-quick: the same command goes on." in capsys.readouterr().err
+    assert "1 group more is in out/stores/fig-sde-quick: the same command goes on." in capsys.readouterr().err
     store = Store(tmp_path / "out" / "stores" / "fig-sde-quick")
     kept = store.read()
     assert set(kept["num_steps"]) < {10, 20}
