@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ import pandas as pd
 import pytest
 from cli_inputs import ACCOUNT, SCENARIO, TRAIN, with_option
 
-from noisecast.cli import COMMANDS, app, main
+from noisecast import sweeps
+from noisecast.cli import COMMANDS, _plain_warnings, app, main
 from noisecast.problems.datasets.archives import IMDB_SOURCE, MOVIELENS_SOURCE
 
 ROOT = Path(__file__).parents[2]
@@ -383,3 +385,13 @@ def test_a_missing_extra_is_a_sentence():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr == "This command needs jax; run pip install 'noisecast[train]'.\n"
+
+
+def test_our_warnings_are_a_sentence_and_a_librarys_say_where_they_come_from():
+    usual = warnings.formatwarning
+    with _plain_warnings():
+        ours = warnings.formatwarning("one was killed", RuntimeWarning, sweeps.__file__, 3)
+        theirs = warnings.formatwarning("old", FutureWarning, "/lib/pandas/frame.py", 7)
+    assert ours == "Warning: one was killed\n"
+    assert "/lib/pandas/frame.py:7: FutureWarning: old" in theirs
+    assert warnings.formatwarning is usual

@@ -33,12 +33,11 @@ def test_a_store_that_was_killed_again_and_again_equals_an_undisturbed_one(tmp_p
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     drivers_killed = workers_killed = 0
     driver = None
-    for kill in range(kills):
+    for kill, num_written in enumerate(sorted(rng.sample(range(num_groups), kills))):  # from its start to its end
         if driver is None or driver.poll() is not None:
             driver = subprocess.Popen([*command, str(store), str(num_groups)], env=environment)
-        before = len(shards(store))
-        deadline = time.monotonic() + 60
-        while len(shards(store)) == before and driver.poll() is None and time.monotonic() < deadline:
+        deadline = time.monotonic() + 300
+        while len(shards(store)) <= num_written and driver.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)  # something new is being written: the moment to be rude
         time.sleep(rng.uniform(0, 0.3))
         if kill % 2 == 0 and (children := workers_of(driver)):

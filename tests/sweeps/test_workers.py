@@ -1,7 +1,15 @@
+import os
+import signal
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
 
 from noisecast.sweeps import workers
-from noisecast.sweeps.workers import Waiting
+from noisecast.sweeps.run import _add_all
+from noisecast.sweeps.workers import Waiting, in_processes
 
 
 def tasks(optimizers: str, *, repeats: tuple[int, ...] = (0,)) -> list:
@@ -14,6 +22,21 @@ def tasks(optimizers: str, *, repeats: tuple[int, ...] = (0,)) -> list:
         )
         for letter in optimizers
     ]
+
+
+class Fatal(SimpleNamespace):
+    """A task that kills the process that computes it, so many times, as a system does that is out of memory."""
+
+    def run(self) -> pd.DataFrame:
+        before = len(list(self.folder.iterdir()))
+        if before < self.deaths:
+            (self.folder / str(before)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return pd.DataFrame({"deaths": [before]})
+
+
+def fatal(folder: Path, deaths: int) -> Any:
+    return Fatal(folder=folder, deaths=deaths, **vars(tasks("a", repeats=())[0]))
 
 
 def test_two_do_not_compile_the_same():
@@ -49,3 +72,35 @@ def test_a_long_task_holds_others_back_no_longer_than_compiling_takes(monkeypatc
 def test_what_compiles_nothing_keeps_its_order():
     waiting = Waiting(tasks("aab", repeats=()))
     assert [waiting.next(), waiting.next(), waiting.next()] == [0, 1, 2]
+
+
+@pytest.fixture
+def found_by_workers(monkeypatch):
+    """What pickles a task of this file names this file."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+
+
+def test_a_task_whose_worker_is_killed_is_begun_again_and_says_so(tmp_path, found_by_workers):
+    (done,) = in_processes([fatal(tmp_path, deaths=1)], 1)
+    assert done.num_killed == 1
+    assert done.table is not None and done.table["deaths"].tolist() == [1]
+
+
+def test_a_task_that_kills_every_worker_fails_alone(tmp_path, found_by_workers, monkeypatch):
+    monkeypatch.setattr(workers, "MAX_DEATHS", 2)
+    done = {each.task.deaths: each for each in in_processes([fatal(tmp_path, 99), fatal(tmp_path, 0)], 1)}
+    assert done[99].table is None and done[99].num_killed == 2
+    assert done[99].why == "2 workers were killed while they computed it (out of memory?)."
+    assert done[0].table is not None and done[0].num_killed == 0
+
+
+def test_whoever_reads_the_log_is_told_of_killed_workers():
+    """At every further one: Python shows a sentence once."""
+    failed = [workers.Done(task, None, 0.0, "killed", num_killed) for task, num_killed in zip("abc", [1, 0, 2])]
+    pace = SimpleNamespace(finished=lambda task, seconds: None, share=0.0, seconds_left=None)
+    with pytest.warns(RuntimeWarning) as told:
+        assert _add_all(None, iter(failed), pace, lambda share, seconds_left: None) == failed
+    assert [str(each.message).partition(" killed")[0] for each in told] == [
+        "1 worker process was",
+        "3 worker processes were",
+    ]

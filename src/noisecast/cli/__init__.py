@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from cyclopts import App, CycloptsError, MissingArgumentError
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(_unknown_command(arguments[0]))
     received = [signal.SIGINT]
     try:
-        with _insistent_interrupts(received), _whole_help(arguments):
+        with _insistent_interrupts(received), _whole_help(arguments), _plain_warnings():
             app(arguments)
             if sys.stdout is not None:  # closed from the start
                 sys.stdout.flush()
@@ -124,6 +126,24 @@ def _whole_help(arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         command.help, command.help_epilogue = COMMANDS[name], None
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Our own as one sentence; a library's as Python shows them, with the line they come from."""
+    usual: Any = warnings.formatwarning
+    ours = Path(__file__).parents[1]
+
+    def shown(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        if Path(filename).is_relative_to(ours):
+            return f"Warning: {message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = shown
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 @contextmanager

@@ -317,7 +317,7 @@ def _legend(figure: Figure, frame: pd.DataFrame) -> None:
     seeds = [seed_counts(rows) for _, rows in each(only(frame, runner="training"), "panel")]
     title = (
         "Powers: p of a + b z^p (quadratics: the log-log slope), with 95 % intervals. Losses are non-private.\n"
-        f"Bars: 95 % interval of the mean over {' / '.join(seeds)} seeds, panel by panel; of two, the "
-        "first is DP-SGD's."
+        f"Bars: 95 % interval of the mean over {' / '.join(seeds)} seeds, panel by panel; of two "
+        "numbers, the first is DP-SGD's."
     )
     figure.legend(handles=handles, loc="outside lower center", ncols=4, title=title)

@@ -316,6 +316,6 @@ def _legend(figure: Figure, frame: pd.DataFrame) -> None:
     title = (
         "Colour of the paths: noise multiplier z (dark: much noise). Rates where the loss falls, at three z or more.\n"
         f"Bands: 95 % interval of the mean over {' / '.join(seeds)} seeds, problem by problem "
-        "(of two, the first is DP-SGD's). Non-private."
+        "(of two numbers, the first is DP-SGD's). Non-private."
     )
     figure.legend(handles=handles, loc="outside lower center", ncols=3, title=title)

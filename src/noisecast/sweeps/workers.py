@@ -31,6 +31,7 @@ class Done:
     table: pd.DataFrame | None
     seconds: float
     why: str | None = None
+    num_killed: int = 0  # worker processes, over this task
 
 
 def in_this_process(tasks: Sequence[Task]) -> Iterator[Done]:
@@ -136,8 +137,8 @@ def _on_a_node(content: bytes, number: int) -> dict[str, Any]:
     return worker.answer(_tasks_of_this_node[key], number)
 
 
-def _done(task: Task, answer: dict[str, Any]) -> Done:
-    return Done(task, answer.get("table"), answer.get("seconds", 0.0), answer.get("why"))
+def _done(task: Task, answer: dict[str, Any], num_killed: int = 0) -> Done:
+    return Done(task, answer.get("table"), answer.get("seconds", 0.0), answer.get("why"), num_killed)
 
 
 class Waiting:
@@ -189,10 +190,10 @@ class _Attendant(threading.Thread):
     def run(self) -> None:
         try:
             while not self._dismissed and (number := self._waiting.next()) is not None:
-                answer = self._answer(number)
+                done = self._computed(number)
                 self._waiting.done(number)
                 if not self._dismissed:
-                    self._finished.put(_done(self._tasks[number], answer))
+                    self._finished.put(done)
             self.dismiss()
         except BaseException as error:
             self._finished.put(error)
@@ -203,16 +204,18 @@ class _Attendant(threading.Thread):
         if self._process is not None:
             self._process.kill()
 
-    def _answer(self, number: int) -> dict[str, Any]:
-        for _ in range(MAX_DEATHS):
+    def _computed(self, number: int) -> Done:
+        task = self._tasks[number]
+        for num_killed in range(MAX_DEATHS):
             if self._process is None or not self._process.is_alive:
                 self._process = WorkerProcess("noisecast.sweeps.worker", self._content)
             try:
                 if not self._dismissed:
-                    return self._process.ask(number)
+                    return _done(task, self._process.ask(number), num_killed)
             except (EOFError, OSError):
                 pass
             self._process.kill()
             if self._dismissed:
                 break
-        return {"why": f"{MAX_DEATHS} workers were killed while they computed it (out of memory?)."}
+        why = f"{MAX_DEATHS} workers were killed while they computed it (out of memory?)."
+        return Done(task, None, 0.0, why, MAX_DEATHS)
