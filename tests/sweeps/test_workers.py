@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from noisecast.sweeps import workers
-from noisecast.sweeps.run import _add_all
 from noisecast.sweeps.workers import Waiting, in_processes
 
 
@@ -18,7 +17,13 @@ def tasks(optimizers: str, *, repeats: tuple[int, ...] = (0,)) -> list:
         SimpleNamespace(
             runner=SimpleNamespace(name="training"),
             repeats=repeats,
-            scenarios=[SimpleNamespace(problem=None, optimizer=SimpleNamespace(name=letter))],
+            scenarios=[
+                SimpleNamespace(
+                    problem=SimpleNamespace(name="digits"),
+                    optimizer=SimpleNamespace(name=letter),
+                    mechanism=SimpleNamespace(expected_batch_size=64.0),
+                )
+            ],
         )
         for letter in optimizers
     ]
@@ -36,7 +41,7 @@ class Fatal(SimpleNamespace):
 
 
 def fatal(folder: Path, deaths: int) -> Any:
-    return Fatal(folder=folder, deaths=deaths, **vars(tasks("a", repeats=())[0]))
+    return Fatal(folder=folder, deaths=deaths, cells="123", **vars(tasks("a", repeats=())[0]))
 
 
 def test_two_do_not_compile_the_same():
@@ -81,26 +86,21 @@ def found_by_workers(monkeypatch):
 
 
 def test_a_task_whose_worker_is_killed_is_begun_again_and_says_so(tmp_path, found_by_workers):
-    (done,) = in_processes([fatal(tmp_path, deaths=1)], 1)
-    assert done.num_killed == 1
+    with pytest.warns(RuntimeWarning, match="^1 worker process was killed up to now"):
+        (done,) = in_processes([fatal(tmp_path, deaths=1)], 1)
     assert done.table is not None and done.table["deaths"].tolist() == [1]
 
 
-def test_a_task_that_kills_every_worker_fails_alone(tmp_path, found_by_workers, monkeypatch):
+def test_a_task_that_kills_every_worker_fails_alone_by_name(tmp_path, found_by_workers, monkeypatch):
     monkeypatch.setattr(workers, "MAX_DEATHS", 2)
-    done = {each.task.deaths: each for each in in_processes([fatal(tmp_path, 99), fatal(tmp_path, 0)], 1)}
-    assert done[99].table is None and done[99].num_killed == 2
-    assert done[99].why == "2 workers were killed while they computed it (out of memory?)."
-    assert done[0].table is not None and done[0].num_killed == 0
-
-
-def test_whoever_reads_the_log_is_told_of_killed_workers():
-    """At every further one: Python shows a sentence once."""
-    failed = [workers.Done(task, None, 0.0, "killed", num_killed) for task, num_killed in zip("abc", [1, 0, 2])]
-    pace = SimpleNamespace(finished=lambda task, seconds: None, share=0.0, seconds_left=None)
     with pytest.warns(RuntimeWarning) as told:
-        assert _add_all(None, iter(failed), pace, lambda share, seconds_left: None) == failed
+        done = {each.task.deaths: each for each in in_processes([fatal(tmp_path, 99), fatal(tmp_path, 0)], 1)}
     assert [str(each.message).partition(" killed")[0] for each in told] == [
         "1 worker process was",
-        "3 worker processes were",
+        "2 worker processes were",
     ]
+    assert done[99].table is None
+    assert done[99].why == (
+        "2 workers were killed while they computed 3 runs of a on digits, expected batch size 64 (out of memory?)."
+    )
+    assert done[0].table is not None

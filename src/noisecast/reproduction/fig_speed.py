@@ -11,7 +11,7 @@ Where fewer than three converge there is no power of z, and the claim fails: `_t
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -314,8 +314,14 @@ def _legend(figure: Figure, frame: pd.DataFrame) -> None:
     handles.append(Line2D([], [], color="black", linestyle=(0, (1, 2)), label="claimed powers of z: 0 and -1 (dotted)"))
     seeds = [seed_counts(rows) for _, rows in each(only(frame, runner="training"), "problem")]
     title = (
-        "Colour of the paths: noise multiplier z (dark: much noise). Rates where the loss falls, at three z or more.\n"
-        f"Bands: 95 % interval of the mean over {' / '.join(seeds)} seeds, problem by problem "
-        "(of two numbers, the first is DP-SGD's). Non-private."
+        "Colour of the paths: noise multiplier z (dark: much noise).\n"
+        "Rates where the loss goes a tenth of the way to the optimizer's best, at three z or more.\n"
+        f"Bands: 95 % interval of the mean over {' / '.join(seeds)} seeds{_by_problem(seeds)}. Non-private."
     )
     figure.legend(handles=handles, loc="outside lower center", ncols=3, title=title)
+
+
+def _by_problem(seeds: Sequence[str]) -> str:
+    """What the numbers of seeds are told apart by, where they are more than one."""
+    of_two = " (of two numbers, the first is DP-SGD's)" if any(" and " in each for each in seeds) else ""
+    return (", problem by problem" if len(seeds) > 1 else "") + of_two

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from noisecast.privacy.noise import RandomRoot
@@ -33,7 +34,7 @@ def answer(
       scenarios: the questions; at least one.
       runners: who is asked; one that cannot answer a scenario is left out of it (`refusals` says why).
       num_seeds: independent repeats of the random runners, from the operating system's entropy; >= 1.
-      insecure_seeds: distinct numbers to repeat with instead. Reproducible, therefore not private.
+      insecure_seeds: distinct whole numbers in [0, 2^63) to repeat with instead. Reproducible, therefore not private.
       record_at: steps at which metrics are recorded; 0 is the start. The last step is always added.
       progress: told the share of the work that is done.
     Returns: the table (`noisecast.table`).
@@ -82,7 +83,11 @@ def repeats_of(
         if num_seeds < 1:
             raise ValueError(f"Expected num_seeds >= 1, got {num_seeds}.")
         return list(range(first_seed, first_seed + num_seeds)), kept_root or RandomRoot.from_os_entropy()
-    if len(insecure_seeds) == 0 or len(set(insecure_seeds)) < len(insecure_seeds):
-        raise ValueError(f"Expected insecure_seeds to be distinct numbers, at least one, got {list(insecure_seeds)}.")
+    fit = {seed for seed in insecure_seeds if isinstance(seed, int | np.integer) and 0 <= seed < 2**63}
+    if not fit or len(fit) < len(insecure_seeds):
+        raise ValueError(
+            "Expected insecure_seeds to be distinct whole numbers in [0, 2^63), at least one, got "
+            f"{list(insecure_seeds)}."
+        )
     # One root for all of them: repeat r is the same run whichever other seeds stand beside it.
     return list(insecure_seeds), RandomRoot.from_insecure_seed(0)

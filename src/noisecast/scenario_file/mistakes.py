@@ -110,7 +110,7 @@ def _sentence(error: Any, where: str, model: type[BaseModel], table: dict) -> st
     got, context = error["input"], error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            return f"{where}has no key '{name}'; {_hint(name, model.model_fields)}".strip()
+            return f"{where}has no key '{name}'; {_hint(name, model.model_fields, where)}".strip()
         case "missing":
             return f"Expected {where}{name}, got nothing; add it."
         case "value_error":
@@ -126,10 +126,10 @@ def _sentence(error: Any, where: str, model: type[BaseModel], table: dict) -> st
             return f"Expected {where}{name} to be {_KINDS.get(kind, wanted)}, got {got!r}."
 
 
-def _hint(name: str, names: Collection[str]) -> str:
+def _hint(name: str, names: Collection[str], where: str) -> str:
     if (close := closest(name, names)) is not None:
         return f"did you mean '{close}'?"
     elsewhere = _ELSEWHERE.get(name.lower(), name)
-    if elsewhere in _HOMES:
+    if elsewhere in _HOMES and f"of {where.strip()}" != _HOMES[elsewhere]:  # here it is of another kind
         return f"did you mean '{elsewhere}' {_HOMES[elsewhere]}?"
     return f"there are {', '.join(names)}."

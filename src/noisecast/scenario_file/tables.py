@@ -37,7 +37,7 @@ class Settings(Table):
     num_epochs: Count | None = None
     target_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     num_seeds: Count = 1
-    insecure_seeds: Annotated[list[int], *LISTED] | None = None
+    insecure_seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], *LISTED] | None = None
     num_records: Count = 20
     record_at: Annotated[list[Annotated[int, Field(ge=0)]], *LISTED] | None = None
     record_last_epochs: Count | None = None

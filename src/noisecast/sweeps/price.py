@@ -100,8 +100,8 @@ class Compose:
     def why_unfit(self, ledger: Ledger | None, runs: set[tuple[str, int]]) -> str | None:
         if ledger is not None and ledger.trials is not None:
             return (
-                "Expected repeat_select for a sweep of random trials, got compose: counting the trials tells how many "
-                "they were, and a price chosen after looking covers nothing."
+                "Expected the price repeat-select for a sweep of random trials, got compose: counting the trials tells "
+                "how many they were, and a price chosen after looking covers nothing."
             )
         if ledger is not None and runs and len(runs) < len(ledger.runs):
             return (

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -106,10 +105,8 @@ def run_sweep(
         failed = _add_all(opened, _computed(left, workers, ray), pace, progress)
         opened.write_manifest({"code": code_fingerprint(), "groups": len(tasks)})
         if failed:
-            raise ValueError(
-                f"{len(failed)} of {len(tasks)} groups failed; the others are in {store}, run again for these alone. "
-                f"The first: {failed[0].why}"
-            )
+            others = f"; the others are in {store}, run again for these alone" if len(failed) < len(tasks) else ""
+            raise ValueError(f"{len(failed)} of {len(tasks)} groups failed{others}. The first: {failed[0].why}")
         return opened.read()
 
 
@@ -317,12 +314,9 @@ def _in_order(tasks: Sequence[Task]) -> list[Task]:
 
 def _add_all(store: Store, computed: Iterator[Done], pace: Pace, progress: SweepProgress) -> list[Done]:
     """Every finished group into the store as it comes; the failed ones back."""
-    failed, stored, num_killed = [], 0, 0
+    failed, stored = [], 0
     try:
         for done in computed:
-            if done.num_killed:
-                num_killed += done.num_killed
-                _say_killed(num_killed)
             if done.table is None:
                 failed.append(done)
             else:
@@ -338,12 +332,6 @@ def _add_all(store: Store, computed: Iterator[Done], pace: Pace, progress: Sweep
         if close is not None:
             close()
     return failed
-
-
-def _say_killed(num_killed: int) -> None:
-    """At once and not at the end, which a sweep that is too large for the memory may be long in reaching."""
-    killed = "1 worker process was" if num_killed == 1 else f"{num_killed} worker processes were"
-    warnings.warn(f"{killed} killed up to now (out of memory?), and replaced.", RuntimeWarning, stacklevel=1)
 
 
 def _interrupted(stored: int, failed: Sequence[Done], folder: Path) -> str:

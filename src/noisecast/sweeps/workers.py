@@ -31,7 +31,10 @@ class Done:
     table: pd.DataFrame | None
     seconds: float
     why: str | None = None
-    num_killed: int = 0  # worker processes, over this task
+
+
+class Killed:
+    """Told by a worker's attendant: the worker is gone, its task is still to be done."""
 
 
 def in_this_process(tasks: Sequence[Task]) -> Iterator[Done]:
@@ -41,7 +44,7 @@ def in_this_process(tasks: Sequence[Task]) -> Iterator[Done]:
 
 
 def in_processes(tasks: Sequence[Task], num_workers: int) -> Iterator[Done]:
-    """On worker processes, in the order in which they finish. A worker that is killed is replaced.
+    """On worker processes, in the order in which they finish. A worker that is killed is replaced; a warning says so.
 
     Args:
       tasks: the first is begun first, but for what `Waiting` holds back.
@@ -50,15 +53,21 @@ def in_processes(tasks: Sequence[Task], num_workers: int) -> Iterator[Done]:
     """
     content = _pickled(tasks)
     waiting = Waiting(tasks)
-    finished: queue.SimpleQueue[Done | BaseException] = queue.SimpleQueue()
+    finished: queue.SimpleQueue[Done | Killed | BaseException] = queue.SimpleQueue()
     attendants = [_Attendant(tasks, content, waiting, finished) for _ in range(min(num_workers, len(tasks)))]
     for attendant in attendants:
         attendant.start()
     try:
-        for _ in tasks:
+        num_done = num_killed = 0
+        while num_done < len(tasks):
             found = finished.get()
             if isinstance(found, BaseException):
                 raise found
+            if isinstance(found, Killed):
+                num_killed += 1
+                _say_killed(num_killed)
+                continue
+            num_done += 1
             yield found
     finally:
         for attendant in attendants:
@@ -116,6 +125,12 @@ def _knock(address: str) -> None:
         socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=5).close()
 
 
+def _say_killed(num_killed: int) -> None:
+    """Each time with another number: Python shows a sentence once."""
+    killed = "1 worker process was" if num_killed == 1 else f"{num_killed} worker processes were"
+    warnings.warn(f"{killed} killed up to now (out of memory?), and replaced.", RuntimeWarning, stacklevel=1)
+
+
 def _pickled(tasks: Sequence[Task]) -> bytes:
     try:
         return pickled(list(tasks))
@@ -137,8 +152,8 @@ def _on_a_node(content: bytes, number: int) -> dict[str, Any]:
     return worker.answer(_tasks_of_this_node[key], number)
 
 
-def _done(task: Task, answer: dict[str, Any], num_killed: int = 0) -> Done:
-    return Done(task, answer.get("table"), answer.get("seconds", 0.0), answer.get("why"), num_killed)
+def _done(task: Task, answer: dict[str, Any]) -> Done:
+    return Done(task, answer.get("table"), answer.get("seconds", 0.0), answer.get("why"))
 
 
 class Waiting:
@@ -178,6 +193,13 @@ def _kernels_of(task: Task) -> tuple | None:
     return (task.runner.name, type(first.problem), first.optimizer.name) if task.repeats else None
 
 
+def _named(task: Task) -> str:
+    """For whoever has to make it smaller."""
+    first = task.scenarios[0]
+    batch = f"expected batch size {first.mechanism.expected_batch_size:g}"
+    return f"{len(task.cells)} runs of {first.optimizer.name} on {first.problem.name}, {batch}"
+
+
 class _Attendant(threading.Thread):
     """Stands between the driver and one worker process with its successors: hands it tasks, takes its answers."""
 
@@ -206,16 +228,17 @@ class _Attendant(threading.Thread):
 
     def _computed(self, number: int) -> Done:
         task = self._tasks[number]
-        for num_killed in range(MAX_DEATHS):
+        for _ in range(MAX_DEATHS):
             if self._process is None or not self._process.is_alive:
                 self._process = WorkerProcess("noisecast.sweeps.worker", self._content)
             try:
                 if not self._dismissed:
-                    return _done(task, self._process.ask(number), num_killed)
+                    return _done(task, self._process.ask(number))
             except (EOFError, OSError):
                 pass
             self._process.kill()
             if self._dismissed:
                 break
-        why = f"{MAX_DEATHS} workers were killed while they computed it (out of memory?)."
-        return Done(task, None, 0.0, why, MAX_DEATHS)
+            self._finished.put(Killed())
+        why = f"{MAX_DEATHS} workers were killed while they computed {_named(task)} (out of memory?)."
+        return Done(task, None, 0.0, why)
