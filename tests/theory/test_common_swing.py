@@ -11,6 +11,7 @@ from noisecast.theory.logistic_moments import (
     loss_given,
     residual_given,
 )
+from noisecast.theory.output_law import GaussianLaw
 
 SEED = 650_101
 
@@ -79,14 +80,15 @@ def test_what_examples_know_of_it_are_the_integrals(label, correlation, toleranc
     clamped, loss = np.clip(full, -bound, bound), np.logaddexp(0, z) - label * z
     slope = special.expit(z) * special.expit(-z) * (abs(full) < bound)
 
-    example, b = (np.array([mean]), np.array([std**2]), np.array([label]), np.array([bound])), np.array([correlation])
+    moments, seen_by = (np.array([mean]), np.array([std**2])), (np.array([label]), np.array([bound]))
+    example, b = (GaussianLaw(*moments), *seen_by), np.array([correlation])
     values = {"residual": clamped, "slope": slope, "squared_residual": clamped**2, "loss": loss, "full_residual": full}
     values |= {"clip_fraction": abs(full) > bound, "probability_of_right": (z > 0) == label}
     exact = {name: (share * value).sum() for name, value in values.items()}
 
     def errors(law: Swing) -> dict[str, float]:
-        moves = clipped_expectations(*example, 0.0, law.departures(b))._asdict()
-        seen = moves | logistic_expectations(*example, 0.0, law.departures(b))._asdict()
+        moves = clipped_expectations(*example, law.departures(b))._asdict()
+        seen = moves | logistic_expectations(*example, law.departures(b))._asdict()
         return {name: abs(float(seen[name][0] - value)) for name, value in exact.items()}
 
     own, gaussian = errors(swing), errors(Swing.gaussian())
@@ -95,7 +97,8 @@ def test_what_examples_know_of_it_are_the_integrals(label, correlation, toleranc
         assert abs(correlation) < 0.5 or own[name] < 0.5 * gaussian[name], name
 
     at = abs(GRID) < 3
-    for value, found in ((clamped, residual_given(*example, b, swing)), (loss, loss_given(*example[:3], b, swing))):
+    found_given = residual_given(*moments, *seen_by, b, swing), loss_given(*moments, seen_by[0], b, swing)
+    for value, found in zip((clamped, loss), found_given, strict=True):
         given = value @ weights / weights.sum() - (share * value).sum()
         np.testing.assert_allclose(found[0][at], given[at], atol=0.02)
 

@@ -1,168 +1,259 @@
 """A training example acts back on its own output: what a closure misses that takes weights as independent of it.
 
-Example i's output z_i fluctuates with the weights, by u_i = b_i + r_i: a part within few features and a part of all the
-others. Every time i is drawn it pushes against that fluctuation along its own features, by its clipped residual rho:
-at the rate kappa_i = eta sum_j k_j x_ij^2/n a step (k_j: the optimizer's gain). What it has pushed so far, y_i, fades
-only as fast as other examples undo it, lambda_y:
+Example i's output z_i fluctuates with the weights, by u_i = b_i + r_i: what it shares with the swing of all outputs
+(`common_swing`), and all else. Every time i is drawn it pushes against that fluctuation along its own features, by its
+clipped residual rho: at the rate kappa_i = eta sum_j k_j x_ij^2/n a step (k_j: the optimizer's gain). What it has
+pushed so far, y_i, fades only as fast as other examples undo it, lambda_y:
 
-    y' = -kappa (rho(z) - E rho) - lambda_y y + noise of its own draws,   z = E z + u + y.
+    y' = -kappa (rho(z) - E rho) - lambda_y y + noise of its own draws,   z = E z + u + y,   r' = -lambda_r r + noise.
 
-So Var z = Var u + 2 E[b y] + 2 E[r y] + E y^2 is smaller than for an example never seen, and once y has compensated, i
-no longer holds the weights: of its curvature only the share E[u z]/E u^2 is left. And z is skew, since a clipped
-residual pushes no harder however wrong it is, and one near 0 hardly pushes at all: its third moment is
-3 E[u^2 y] + 3 E[u y^2] + E y^3. Own derivation: the cavity (leave-one-out) argument, closed in three moments by
+Own derivation, the cavity (leave-one-out) argument. Three things follow.
 
-    E[a f(z)] = E[a z] f1 + E[a z^2] f2/2,
-    E[a c f(z)] - E[a c] E f = E[a c z] f1 + E[a z] E[c z] f2 + (E[a z^2] E[c z] + E[a z] E[c z^2]) f3/2
+The law of z is no Gaussian, and narrower than that of u: a clipped residual pushes no harder however wrong it is, and
+one near 0 hardly pushes at all. The density p of s = r + y is advanced on a grid, with E[r | s] and E[y | s] linear in
+s and b a Gaussian given s, around beta s, beta = E[b y]/Var s:
 
-(means left out; a, c out of u, y; f1, f2, f3: expected derivatives of f), a Gaussian's with its first correction. It
-matters where examples have many rare features.
+    dp/dt = d/ds ([kappa (E[rho | s] - E rho) + c s] p) + 1/2 d^2/ds^2 ([noise of r and of own draws] p),
+    c = (lambda_r E[r s] + lambda_y E[y s])/Var s.
+
+b is apart since it may come and go many times while s stays.
+
+An example whose y has compensated r no longer holds the weights: of its curvature only Cov(r, rho)/Var r is left.
+
+And what is pushed lies in the weights, where all others feel it as noise that lasts. w_j has the part
+k_j x_ij y_i/sum_l k_l x_il^2 of it, so that
+
+    Cov(w_j, rho_i) = Var w_j x_ij Cov(r, rho)/Var r + k_j x_ij Cov(y, rho)/sum_l k_l x_il^2,
+
+and the second part, negative, takes less from Var w_j than the first alone (`Held.lasting`). It matters where examples
+have many rare features.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from noisecast.theory.fokker_planck import advance_densities
+from noisecast.theory.output_law import Cosines, GaussianLaw, GridLaw, OutputLaw
+
 Array = Any
+GRID = np.linspace(-5.0, 5.0, 81)  # of s/S, S^2 = Var r and what own draws alone would make of y; and of z - E z
+SPACING = float(GRID[1] - GRID[0])
+COSINES = Cosines(len(GRID), SPACING)
+SMALLEST = 1e-6  # variance: an output that does not move
+LARGEST_TILT = 0.5  # beta: more is of what is left of an output that hardly moves
+PUSHED = 0.02  # of Var u, on average: less leaves outputs Gaussians
+LEAST_LEFT = 0.05  # of Cov(b, z)/Var b, of which a quotient is taken
+
+
+class Held(NamedTuple):
+    """How an example's residual follows its output's parts; (n,) each, but for the last.
+
+    Args:
+      swing, slow: Cov(b, rho)/Var b, Cov(r, rho)/Var r: with which it holds weights.
+      lasting: -Cov(y, rho): by how much less it takes from their variance than that says.
+      slope: Cov(s, rho)/Var s.   given, squared: E[rho | s], E[rho^2 | s] at the places of `GRID`; (81, n), or
+        None without a density.
+    """
+
+    swing: Array
+    slow: Array
+    lasting: Array
+    slope: Array
+    given: Array | None = None
+    squared: Array | None = None
 
 
 class Pull(NamedTuple):
     """How an example's own draws move its output a step; (n,) each.
 
     Args:
-      rates: kappa times the expected first, second and third derivative of rho.
-      noise: variance of the draws, in proportion to E rho^2.   noise_slope: its derivative by the output.
+      strength: kappa.   held: of rho; `Held`.   squared: E rho^2.   own_noise: variance of the draws, over rho^2.
     """
 
-    rates: tuple[Array, Array, Array]
-    noise: Array
-    noise_slope: Array
+    strength: Array
+    held: Held
+    squared: Array
+    own_noise: Array
+
+
+class _Parts(NamedTuple):
+    """Of z = E z + (1 + beta) s + what of b is left; (n,) each, but for the places.
+
+    Args:
+      width: S.   middle: E s/S on `GRID`.   places: s - E s there; (81, n).   variance: Var s.   tilt: beta.
+      std: of z.   along: (1 + beta) S over it.   blur: standard deviation of what is left of b, over it.
+    """
+
+    width: Array
+    middle: Array
+    places: Array
+    variance: Array
+    tilt: Array
+    std: Array
+    along: Array
+    blur: Array
 
 
 class OwnPush(NamedTuple):
-    """Moments of what examples have pushed; (n,) each.
+    """What examples have pushed.
 
     Args:
-      with_block, with_rest: E[b y], E[r y] <= 0.   square: E y^2 >= 0.
-      once, twice, thrice: E[u^2 y], E[u y^2], E y^3.
+      with_swing, with_slow: E[b y], E[r y] <= 0; (n,).
+      drawn: variance that own draws alone would have given y; (n,).
+      density: of s/S at the places of `GRID`, S^2 = Var r + `drawn`; (81, n). None as long as s is near enough to a
+        Gaussian, having pushed less than `PUSHED` away.
     """
 
-    with_block: Array
-    with_rest: Array
-    square: Array
-    once: Array
-    twice: Array
-    thrice: Array
+    with_swing: Array
+    with_slow: Array
+    drawn: Array
+    density: Array | None
 
     @classmethod
     def none(cls, num_examples: int) -> "OwnPush":
-        """At the start, before any draw; (n,) zeros each."""
-        return cls(*(np.zeros(num_examples) for _ in cls._fields))
+        """At the start, before any draw."""
+        nothing = np.zeros(num_examples)
+        return cls(nothing, nothing, nothing, None)
 
-    @property
-    def third_moment(self) -> Array:
-        """E (z - E z)^3.
-
-        Returns: (n,).
-        """
-        return 3 * (self.once + self.twice) + self.thrice
-
-    def output_variance(self, alone: Array) -> Array:
-        """Var z = Var u + 2 E[b y] + 2 E[r y] + E y^2.
+    def law(self, mean: Array, swing: Array, slow: Array) -> OutputLaw:
+        """Of z.
 
         Args:
-          alone: Var u = Var b + Var r, of an example never seen; (n,) >= 0.
-        Returns: (n,) >= 0.
+          mean: E z; (n,).   swing, slow: Var b, Var r; (n,) >= 0.
         """
-        return np.maximum(alone + 2 * (self.with_block + self.with_rest) + self.square, 0.0)
+        if self.density is None:
+            return GaussianLaw(mean, np.maximum(swing + 2 * self.with_swing + self._variance(slow), 0.0))
+        parts = self._parts(swing, slow, self.density)
+        (of_s,) = _at((self.density,), GRID[:, None] / parts.along + parts.middle)
+        of_s /= of_s.sum(axis=0)
+        shares = COSINES.blurred(of_s, parts.blur)
+        places = GRID[:, None] - GRID @ shares
+        widened = np.sqrt((shares * places**2).sum(axis=0))  # by what is linear between places
+        return GridLaw(mean, parts.std / widened * places, shares)
 
-    def remaining_share(self, alone: Array) -> Array:
-        """E[u z]/E u^2: the share of its curvature with which an example still holds the weights.
+    def _variance(self, slow: Array) -> Array:
+        """Var s of a Gaussian: y follows r but for its own draws."""
+        return slow + 2 * self.with_slow + self.with_slow**2 / np.maximum(slow, 1e-30) + self.drawn
+
+    def _parts(self, swing: Array, slow: Array, density: Array) -> "_Parts":
+        width = np.sqrt(np.maximum(slow + self.drawn, SMALLEST))
+        middle = GRID @ density
+        places = width * (GRID[:, None] - middle)
+        variance = (density * places**2).sum(axis=0)
+        tilt = np.clip(self.with_swing / np.maximum(variance, SMALLEST), -LARGEST_TILT, 0.0)
+        following = (1 + tilt) ** 2 * variance  # what of Var z is s, and what of b follows it
+        total = np.maximum(swing + 2 * self.with_swing + variance, np.maximum(following, SMALLEST))
+        std = np.sqrt(total)
+        return _Parts(
+            width, middle, places, variance, tilt, std, (1 + tilt) * width / std, np.sqrt(1 - following / total)
+        )
+
+    def remaining_share(self, swing: Array, slow: Array) -> Array:
+        """E[u z]/E u^2.
 
         Args:
-          alone: as `output_variance`.
+          swing, slow: as `law`.
         Returns: (n,) in [0, 1].
         """
-        return np.clip(1 + (self.with_block + self.with_rest) / np.maximum(alone, 1e-30), 0.0, 1.0)
+        return np.clip(1 + (self.with_swing + self.with_slow) / np.maximum(swing + slow, 1e-30), 0.0, 1.0)
 
-    def advance(
-        self, num_steps: int, *, block: Array, rest: Array, pull: Pull, block_rate: Array, rest_rate: Array,
-        fading_rate: Array,
-    ) -> "OwnPush":  # fmt: skip
-        """After num_steps more with everything else frozen: linear equations, one after the other.
+    def swinging_share(self, swing: Array) -> Array:
+        """E[b z]/E b^2: the share of b that the example has not pushed away; (n,) in [0, 1]."""
+        return np.clip(1 + self.with_swing / np.maximum(swing, 1e-30), 0.0, 1.0)
 
-        With kappa_1, kappa_2 the first two rates of `pull`,
-
-          E[b y]' = -kappa_1 Var b - (kappa_1 + lambda_y + lambda_b) E[b y] - kappa_2 E[b z^2]/2,  the same with r,
-          E[y^2]' = noise - 2 kappa_1 (E[b y] + E[r y]) - 2 (kappa_1 + lambda_y) E y^2 - kappa_2 E[y z^2],
-
-        and the third moments as in `_skewed`. Exact while the third moments keep.
+    def held(self, swing: Array, slow: Array, law: OutputLaw, residual: Array) -> Held:
+        """Of a residual.
 
         Args:
-          num_steps: >= 0.   block, rest: Var b and Var r half-way.   block_rate, rest_rate: at which b and r forget.
-          pull: of each example's own draws.   fading_rate: lambda_y.   All (n,) >= 0, rates per step.
-        Returns: OwnPush; (n,) each.
-
-        >>> still = {"block_rate": 0.0, "rest_rate": 0.0, "fading_rate": 0.0}
-        >>> pull = Pull(rates=(0.1, 0.0, 0.0), noise=0.0, noise_slope=0.0)
-        >>> pushed = OwnPush.none(1).advance(10**6, block=0.0, rest=np.ones(1), pull=pull, **still)
-        >>> pushed.output_variance(np.ones(1))             # a fluctuation that stands still is pushed away
-        array([0.])
+          swing, slow: as `law`.   law: of z.   residual: rho at its places; (m, n).
         """
-        slope, curve, _ = pull.rates
-        back, alone = slope + fading_rate, np.maximum(block + rest, 1e-30)
-        uzz, yzz = 2 * self.once + self.twice, self.once + 2 * self.twice + self.thrice  # E[u z^2], E[y z^2]
-        square = self.square * np.exp(-2 * back * num_steps)
-        square = square + (pull.noise - curve * yzz) * _grown(2 * back, num_steps)
-        after = []
-        for crossing, variance, rate in ((self.with_block, block, block_rate), (self.with_rest, rest, rest_rate)):
-            decay = back + rate
-            settled = -(slope + curve * uzz / (2 * alone)) * variance / np.maximum(decay, 1e-30)
+        slow_left = np.clip(slow + self.with_slow, 0.0, slow)
+        share = np.where(slow > 0, slow_left / np.maximum(slow, 1e-30), 1.0)
+        if self.density is None:
+            slope = np.maximum(law.hermite_means(residual, 2)[1] / law.std, 0.0)
+            lasting = np.maximum(slow_left - self._variance(slow), 0.0) * slope
+            return Held(self.swinging_share(swing) * slope, share * slope, lasting, slope)
+        parts = self._parts(swing, slow, self.density)
+        there = parts.along * (GRID[:, None] - parts.middle)
+        given, squared = _at((COSINES.blurred(residual, parts.blur), COSINES.blurred(residual**2, parts.blur)), there)
+        derived = -(COSINES.derived(law.shares) * residual).sum(axis=0) / parts.std
+        slope = (self.density * parts.places * given).sum(axis=0) / np.maximum(parts.variance, SMALLEST)
+        slope, away = np.maximum(slope, 0.0), self.swinging_share(swing) - 1
+        return Held(
+            swing=np.maximum(away * slope + (1 - away * parts.tilt) * derived, 0.0),
+            slow=share * slope,
+            lasting=np.maximum(slow_left - parts.variance, 0.0) * slope,
+            slope=slope,
+            given=given,
+            squared=np.maximum(squared, 0.0),
+        )
+
+    def advance(
+        self, num_steps: int, *, middle: "OwnPush", swing: Array, slow: Array, pull: Pull, swing_rate: Array,
+        slow_rate: Array, slow_noise: Array, growth: Array, fading_rate: Array, rate_share: float = 1.0,
+    ) -> "OwnPush":  # fmt: skip
+        """After num_steps more with everything else frozen half-way.
+
+        E[b y]' = -kappa Cov(b, rho) - (lambda_y + lambda_b) E[b y], the same with r; and p in a frame as wide as S.
+
+        Args:
+          num_steps: >= 0.   middle: what is pushed half-way.   swing, slow: Var b and Var r there.
+          pull: of each example's own draws, there.
+          swing_rate, slow_rate: lambda_b, lambda_r, at which b and r forget; >= 0.
+          slow_noise: variance that r is given.   growth: of Var r.   fading_rate: lambda_y >= 0.   All (n,), per step.
+          rate_share: in [0, 1], of lambda_r + lambda_y where r and y meet: both are made of columns, each with its own
+            rate, and what they have in common is of the slow ones.
+        Returns: OwnPush.
+        """
+        held, after = pull.held, list[Array]()
+        left = np.maximum(1 + middle.with_swing / np.maximum(swing, 1e-30), LEAST_LEFT)
+        parts = (
+            (self.with_swing, swing, swing_rate + rate_share * fading_rate, held.swing / left),
+            (self.with_slow, slow, rate_share * (slow_rate + fading_rate), held.slope),
+        )
+        for crossing, variance, rate, slope in parts:
+            decay = pull.strength * slope + rate
+            settled = -pull.strength * slope * variance / np.maximum(decay, 1e-30)
             after.append(settled + (crossing - settled) * np.exp(-decay * num_steps))
-            passing = np.exp(-np.minimum(decay, 2 * back) * num_steps) * _grown(abs(2 * back - decay), num_steps)
-            square = square - 2 * slope * (settled * _grown(2 * back, num_steps) + (crossing - settled) * passing)
-        moved = self._replace(with_block=after[0], with_rest=after[1], square=np.maximum(square, 0.0))
-        forgetting = (block * block_rate + rest * rest_rate) / alone
-        return self._skewed(moved, num_steps, alone=alone, pull=pull, back=back, forgetting=forgetting)
+        own = pull.own_noise * pull.squared - 2 * fading_rate * middle.drawn
+        drawn = np.maximum(self.drawn + own * num_steps, 0.0)
+        density, given, squared = middle.density, held.given, held.squared
+        if density is not None and given is not None and squared is not None:
+            parts = middle._parts(swing, slow, density)
+            of_pushed = parts.variance - slow - 2 * middle.with_slow  # E y^2
+            fading = (slow_rate + fading_rate) * middle.with_slow + fading_rate * of_pushed
+            fading = (slow_rate * slow + rate_share * fading) / np.maximum(parts.variance, SMALLEST) + (
+                growth + own
+            ) / (2 * parts.width**2)
+            density = advance_densities(
+                self.density if self.density is not None else density,
+                drift=(-pull.strength * (given - (density * given).sum(axis=0)) - fading * parts.places) / parts.width,
+                diffusion=(slow_noise + pull.own_noise * squared) / (2 * parts.width**2),
+                spacing=SPACING,
+                time=num_steps,
+            )
+        return OwnPush(after[0], after[1], drawn, density)
 
-    def _skewed(
-        self, moved: "OwnPush", num_steps: int, *, alone: Array, pull: Pull, back: Array, forgetting: Array
-    ) -> "OwnPush":
-        """`moved`, with third moments after num_steps more from here, the second ones half-way to it.
+    def resolved(self, swing: Array, slow: Array) -> "OwnPush":
+        """With a density, where more than `PUSHED` is pushed away, on average.
 
-        With lambda the rate at which u forgets, and sigma' the noise's slope,
-
-          E[u^2 y]' = -(kappa_1 + lambda_y + 2 lambda) E[u^2 y] - [u u],
-          E[u y^2]' = -(2 kappa_1 + 2 lambda_y + lambda) E[u y^2] - 2 kappa_1 E[u^2 y] - 2 [u y] + sigma' E[u z],
-          E[y^3]' = -3 (kappa_1 + lambda_y) E y^3 - 3 kappa_1 E[u y^2] - 3 [y y] + 3 sigma' E[y z],
-
-        [a c] = kappa_2 E[a z] E[c z] + kappa_3 (E[a z^2] E[c z] + E[a z] E[c z^2])/2.
+        Args:
+          swing, slow: as `law`.
         """
-        slope, curve, bend = pull.rates
-        uzz, yzz = 2 * self.once + self.twice, self.once + 2 * self.twice + self.thrice
-        crossing = sum(each.with_block + each.with_rest for each in (self, moved)) / 2
-        uz, yz = alone + crossing, crossing + (self.square + moved.square) / 2
-
-        def bent(az: Array, cz: Array, azz: Array, czz: Array) -> Array:
-            return curve * az * cz + bend * (azz * cz + az * czz) / 2
-
-        once, mean_once = _relaxed(self.once, -bent(uz, uz, uzz, uzz), back + 2 * forgetting, num_steps)
-        source = pull.noise_slope * uz - 2 * (slope * mean_once + bent(uz, yz, uzz, yzz))
-        twice, mean_twice = _relaxed(self.twice, source, 2 * back + forgetting, num_steps)
-        source = 3 * (pull.noise_slope * yz - slope * mean_twice - bent(yz, yz, yzz, yzz))
-        thrice, _ = _relaxed(self.thrice, source, 3 * back, num_steps)
-        return moved._replace(once=once, twice=twice, thrice=thrice)
+        if self.density is not None or self.remaining_share(swing, slow).mean() > 1 - PUSHED:
+            return self
+        share = np.clip(self._variance(slow) / np.maximum(slow + self.drawn, SMALLEST), SPACING**2, 2.0)
+        gaussian = np.exp(-(GRID[:, None] ** 2) / (2 * share))
+        return self._replace(density=gaussian / gaussian.sum(axis=0))
 
 
-def _relaxed(start: Array, source: Array, decay: Array, num_steps: int) -> tuple[Array, Array]:
-    """s after num_steps of s' = source - decay s, and its mean over them."""
-    end = start * np.exp(-decay * num_steps) + source * _grown(decay, num_steps)
-    fast = decay * num_steps > 1e-6
-    settling = (start - end + source * num_steps) / np.where(fast, decay * num_steps, 1.0)
-    return end, np.where(fast, settling, start + source * num_steps / 2)
-
-
-def _grown(rate: Array, num_steps: int) -> Array:
-    """The integral of e^(-rate t) over num_steps."""
-    decay = np.maximum(rate * num_steps, 1e-12)
-    return num_steps * -np.expm1(-decay) / decay
+def _at(values: tuple[Array, ...], place: Array) -> list[Array]:
+    """Functions on `GRID` at other places, linear between its own, and as at its ends beyond them; (81, n) each."""
+    index = np.clip((place - GRID[0]) / SPACING, 0.0, len(GRID) - 1.0).astype(np.float32)
+    left = np.minimum(index.astype(np.int32), len(GRID) - 2)
+    share = index - left
+    left *= place.shape[1]
+    left += np.arange(place.shape[1], dtype=np.int32)
+    right = left + np.int32(place.shape[1])
+    return [each.ravel()[left] * (1 - share) + each.ravel()[right] * share for each in values]

@@ -22,6 +22,7 @@ from noisecast.runners.moments.logistic_limits import ENOUGH, Limits
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite, residual_bound
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
+from noisecast.runners.moments.pushes import Pushes, Spreads, Step
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, Response, chord
 from noisecast.theory.common_swing import Swing
@@ -37,7 +38,8 @@ from noisecast.theory.frozen_steps import (
     power_iteration,
 )
 from noisecast.theory.logistic_moments import ClippedExpectations, clipped_expectations, residual_given
-from noisecast.theory.own_push import OwnPush, Pull
+from noisecast.theory.output_law import OutputLaw
+from noisecast.theory.own_push import Held, OwnPush
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
@@ -77,11 +79,12 @@ class _Field(NamedTuple):
     Args:
       expectations: of every example, times n over the declared size.
       mean: of the clipped gradient, in the block and the rest; (d,).
-      block_spread, rest_spread: variance of each logit from the block and from the rest, own pushes left out; (n,).
+      spreads: of the logits.
       jacobian: J in the block.   jacobian_diag: its diagonal in the rest, beside the block's columns; of columns in
         company what bends all of them together, m_j times their own.
       noise_along: of the rest's noise what is along the block's columns; (p - K,).
       noise_shared: of batch noise beside it, what columns in company add to each of them; (p - K,).
+      held: of the examples' residuals; (n,).
       covariance: of the private gradient in the block, the spread of the weights included.
       law: of the private gradient, coordinate by coordinate.
       stiffer: what the common swing adds to J, c t t' in the block; (), (K + 1 + r,).
@@ -91,12 +94,12 @@ class _Field(NamedTuple):
 
     expectations: ClippedExpectations
     mean: np.ndarray
-    block_spread: np.ndarray
-    rest_spread: np.ndarray
+    spreads: Spreads
     jacobian: np.ndarray
     jacobian_diag: np.ndarray
     noise_along: np.ndarray
     noise_shared: np.ndarray
+    held: Held
     covariance: np.ndarray
     law: GradientLaw
     stiffer: tuple[float, np.ndarray]
@@ -140,6 +143,7 @@ class _LogisticSolve:
         self.passed: dict[int, Weights] = {}  # the weights there
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
+        self.pushes = Pushes(self.rows, self.learning_rate, self.second_share)
         self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
 
     def _batch_shape(self) -> BatchShape | None:
@@ -186,6 +190,7 @@ class _LogisticSolve:
 
     def _advance(self, at: Weights, field: _Field, step: int, num_steps: int, *, halvings: int) -> Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
+        at = at._replace(pushed=at.pushed.resolved(*field.spreads[1:3]))
         half = num_steps // 2
         if half == 0:
             return self._leapt(at, field, at, field, step, num_steps, since=0)
@@ -240,13 +245,28 @@ class _LogisticSolve:
         share = self.closure.noise_share(step, num_steps)
         lag = self.closure.lag_of(step, num_steps)
         linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
-        noise = share * noise
+        noise, rest_noise = share * noise, share * rest_noise
+        bend = np.diag(field.jacobian), field.jacobian_diag
+        reach = self.pushes.reach(slope, gain, bend[0], field.held, field.spreads, step + since)
+        lasting, rest_lasting = self.pushes.lasting(reach, field.held)
+        swing_noise, slow_noise = self.common.noise_of(around.covariance, field.spreads.swings, eta**2 * noise)
+        slow_noise = slow_noise + eta**2 * self.rows.rest_squared_dot(rest_noise)
+        felt = field.held, field.expectations.squared_residual
+        beside = self.common.beside(around.covariance), around.variance
+        pushing = Step(
+            step + since, num_steps, since, before.spreads, field.spreads, swing_noise, slow_noise, *felt, bend, beside
+        )
         mean, covariance, swing = self.common.carried(
             at,
             around,
             at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps, lag),
             advance_covariance(
-                at.covariance, jacobian=field.jacobian, gain=gain, noise=noise, overshooting=overshooting, **linear
+                at.covariance,
+                jacobian=field.jacobian,
+                gain=gain,
+                noise=noise + lasting,
+                overshooting=overshooting,
+                **linear,
             ),
             num_steps,
             force=eta * self.rows.in_block(expected),
@@ -260,11 +280,11 @@ class _LogisticSolve:
             mean,
             covariance,
             advance_variance(
-                at.variance, jacobian=field.jacobian_diag, gain=slope[rest], noise=share * rest_noise, **linear
+                at.variance, jacobian=field.jacobian_diag, gain=slope[rest], noise=rest_noise + rest_lasting, **linear
             ),
             at.apart + eta**2 * num_steps * share * noise_apart,
             memory,
-            self._pushed(at.pushed, before, field, slope, np.diag(noise), share * rest_noise, num_steps, since),
+            self.pushes.advanced(at.pushed, around.pushed, reach, pushing),
             swing,
         )
 
@@ -277,35 +297,6 @@ class _LogisticSolve:
             field.mean[own], field.covariance[own, own], None if memory is None else memory[own]
         )
         return direction_covariance(self.rows, among, field.covariance, gain, of_rest, field.law.variance[self.split :])
-
-    def _pushed(
-        self, pushed: OwnPush, before: _Field, field: _Field, slope: np.ndarray, noise: np.ndarray,
-        rest_noise: np.ndarray, num_steps: int, since: int,
-    ) -> OwnPush:  # fmt: skip
-        rows, eta, found = self.rows, self.learning_rate, field.expectations
-        gain = slope[self.split :]
-        reach = np.maximum(rows.rest_squared_dot(gain), 1e-30)  # sum_j k_j x_ij^2
-        strength = eta * reach * rows.copies / rows.num_examples  # copies of a row push along one line
-        own_noise = eta * reach * strength * self.second_share
-
-        def forgetting(injected: np.ndarray, start: np.ndarray, now: np.ndarray) -> np.ndarray:
-            """The rate lambda of s' = injected - 2 lambda s."""
-            grown = (now - start) / since if since else 0.0
-            return np.maximum(injected - grown, 0.0) / (2 * np.maximum(now, 1e-30))
-
-        return pushed.advance(
-            num_steps,
-            block=field.block_spread,
-            rest=field.rest_spread,
-            pull=Pull(
-                rates=(strength * found.first, strength * found.second, strength * found.third),
-                noise=own_noise * found.squared_residual,
-                noise_slope=own_noise * found.squared_slope,
-            ),
-            block_rate=forgetting(eta**2 * rows.block_squared_dot(noise), before.block_spread, field.block_spread),
-            rest_rate=forgetting(eta**2 * rows.rest_squared_dot(rest_noise), before.rest_spread, field.rest_spread),
-            fading_rate=eta * rows.rest_squared_dot(gain**2 * field.jacobian_diag) / reach,
-        )
 
     def _travelled(
         self, field: _Field, expected: np.ndarray, slope: np.ndarray, offset: np.ndarray, num_steps: int,
@@ -330,19 +321,21 @@ class _LogisticSolve:
 
     def _field(self, at: Weights) -> _Field:
         rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
-        block_spread, rest_spread = rows.block_spread(at.covariance), rows.rest_spread(at.variance)
-        variance, center = at.pushed.output_variance(block_spread + rest_spread), rows.dot(at.mean)
-        correlations, few = self.common.correlations(rows, at, block_spread, variance), self.common.chosen
-        logits = center, variance, rows.labels, self.bound
-        found = clipped_expectations(*logits, at.pushed.third_moment, at.swing.departures(correlations))
-        given = residual_given(
-            center[few], variance[few], rows.labels[few], self.bound[few], correlations[few], at.swing
-        )
-        follows = correlations[few] * np.sqrt(variance[few])
+        swings, labels = self.common.swings(rows, at.covariance), rows.labels
+        block = rows.block_spread(at.covariance)
+        swing = np.minimum(swings**2, block)
+        rest = rows.rest_spread(at.variance)
+        spreads = Spreads(swings, swing, block - swing + rest, rest)
+        law = at.pushed.law(rows.dot(at.mean), *spreads[1:3])
+        variance, few = law.std**2, self.common.chosen
+        correlations = self.common.correlations(swings, law.std, at.pushed.swinging_share(swing))
+        found = clipped_expectations(law, labels, self.bound, at.swing.departures(correlations))
+        given = residual_given(law.mean[few], variance[few], labels[few], self.bound[few], correlations[few], at.swing)
+        follows = correlations[few] * law.std[few]
         found = ClippedExpectations(*(self.fill * part for part in found))  # of the sum over a batch, over B
         mean = rows.mean_of(found.residual)
-        alone = block_spread + rest_spread
-        jacobian, jacobian_diag, stiffer = self._jacobian(found.slope, at, alone, follows @ given)
+        held = self._held(found, at, law, spreads)
+        jacobian, jacobian_diag, stiffer = self._jacobian(held, at, follows @ given)
         noise = self.second_share * rows.block_second_moment(found.squared_residual)
         pull = rows.in_block(mean)
         noise = noise - self.mean_share * np.outer(pull, pull) + privacy * np.eye(len(pull))
@@ -352,30 +345,38 @@ class _LogisticSolve:
         spread = jacobian @ at.covariance @ jacobian
         noise_shared = (rows.company - 1) * np.maximum(rest_noise - privacy - noise_along, 0.0)
         signal = np.concatenate([np.diag(spread)[:split], jacobian_diag**2 / rows.company * at.variance])
-        variance = np.maximum(np.concatenate([np.diag(noise)[:split], rest_noise]), 1e-30)
-        law = GradientLaw(mean, signal, variance, presence=self.presence, privacy_variance=privacy)
+        noise_variance = np.maximum(np.concatenate([np.diag(noise)[:split], rest_noise]), 1e-30)
+        gradient = GradientLaw(mean, signal, noise_variance, presence=self.presence, privacy_variance=privacy)
         if self.batch_shape is not None:
             of_one = found.residual / self.fill, found.squared_residual / self.fill
-            law, felt = self.batch_shape.seen_by_sign(law, *of_one, found.slope)
+            gradient, felt = self.batch_shape.seen_by_sign(gradient, *of_one, found.slope)
             found, given = found.felt(felt), felt[few, None] * given
-            jacobian, jacobian_diag, stiffer = self._jacobian(found.slope, at, alone, follows @ given)
+            held = self._held(found, at, law, spreads)
+            jacobian, jacobian_diag, stiffer = self._jacobian(held, at, follows @ given)
         return _Field(
-            found, mean, block_spread, rest_spread, jacobian, jacobian_diag, noise_along, noise_shared, noise + spread,
-            law, stiffer, self.common.stiffness(at, jacobian), self.fill * given,
+            found, mean, spreads, jacobian, jacobian_diag, noise_along, noise_shared,
+            held, noise + spread, gradient, stiffer, self.common.stiffness(at, jacobian), self.fill * given,
         )  # fmt: skip
 
+    def _held(self, found: ClippedExpectations, at: Weights, law: OutputLaw, spreads: Spreads) -> Held:
+        """Of these residuals, with what the common swing makes of slopes."""
+        held = at.pushed.held(*spreads[1:3], law, found.values)
+        of_own_law = law.hermite_means(found.values, 2)[1] / law.std
+        share = np.where(of_own_law > 1e-12, found.slope / np.maximum(of_own_law, 1e-12), 1.0)
+        return held._replace(swing=held.swing * share, slow=held.slow * share)
+
     def _jacobian(
-        self, slope: np.ndarray, at: Weights, alone: np.ndarray, pull: np.ndarray
+        self, held: Held, at: Weights, pull: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tuple[float, np.ndarray]]:
-        """J of examples of these slopes, and of such a pull on the mean output at the places of its swing.
+        """J of examples that hold weights so, and of such a pull on the mean output at the places of its swing.
 
         Returns: J in the block; its diagonal in the rest, as in `_Field`; `MeanOutput.stiffer`.
         """
-        held = slope * at.pushed.remaining_share(alone)
         # Single precision may leave a variance of nothing below nothing.
-        of_rest = np.maximum(self.rows.rest_second_moment(held) - self.rows.rest_moment_along(held), 0.0)
+        of_rest = np.maximum(self.rows.rest_second_moment(held.slow) - self.rows.rest_moment_along(held.slow), 0.0)
         of_rest *= self.rows.company
-        within = self.rows.block_second_moment(held)
+        within = self.rows.block_second_moment(held.slow)
+        within += self.common.secant(at.covariance, np.maximum(held.swing - held.slow, 0.0))
         stiffer, along = self.common.stiffer(at, within, pull)
         return within + stiffer * np.outer(along, along), of_rest, (stiffer, along)
 
@@ -392,7 +393,7 @@ class _LogisticSolve:
         if step == 0:
             moved = self.rows.dot(self.learning_rate * found.expected)
             limits.first_move = float(np.sqrt(np.mean(moved**2)))
-        limits.share = float(at.pushed.remaining_share(field.block_spread + field.rest_spread).mean())
+        limits.share = float(at.pushed.remaining_share(*field.spreads[1:3]).mean())
         return limits.are_passed
 
     def _move(self, field: _Field, found: Response, memory: Any) -> float:

@@ -12,6 +12,7 @@ from noisecast.theory.closures import expected_norm
 from noisecast.theory.common_swing import GRID, Swing, explained_by_gaussian
 from noisecast.theory.logistic_moments import LogisticExpectations, logistic_expectations, loss_given, residual_given
 from noisecast.theory.loss_spread import hermite_coefficients, linear_variance, mean_loss_std
+from noisecast.theory.output_law import GaussianLaw
 from noisecast.theory.own_push import OwnPush
 
 EXAMPLES_OF_SPREAD = 200
@@ -134,14 +135,18 @@ class LogisticMetrics:
         )
 
     def _outlook(self, data: Rows, at: Weights, pushed: OwnPush | None) -> Outlook:
-        block = data.block_spread(at.covariance)
+        block, mean = data.block_spread(at.covariance), data.dot(at.mean)
         alone = block + data.rest_spread(at.variance)
-        pushed = OwnPush.none(data.num_examples) if pushed is None else pushed
-        variance, held = pushed.output_variance(alone), pushed.remaining_share(alone)
-        bound = residual_bound(self.l2_clip_norm, data)
-        correlations = self.common.correlations(data, at, block, variance)
-        logits = data.dot(at.mean), variance, data.labels, bound
-        found = logistic_expectations(*logits, pushed.third_moment, at.swing.departures(correlations))
+        swings = self.common.swings(data, at.covariance)
+        if pushed is None:
+            law, held, swinging = GaussianLaw(mean, alone), np.ones(data.num_examples), np.ones(data.num_examples)
+        else:
+            swing = np.minimum(swings**2, block)
+            law, held = pushed.law(mean, swing, alone - swing), pushed.remaining_share(swing, alone - swing)
+            swinging = pushed.swinging_share(swing)
+        bound, variance = residual_bound(self.l2_clip_norm, data), law.std**2
+        correlations = self.common.correlations(swings, law.std, swinging)
+        found = logistic_expectations(law, data.labels, bound, at.swing.departures(correlations))
         return Outlook(found, alone, variance, held, correlations)
 
     def _spread(self, data: Rows, at: Weights, seen: Outlook, num_examples: int) -> float:

@@ -32,18 +32,44 @@ class MeanOutput:
     def std(self, covariance: np.ndarray) -> float:
         return math.sqrt(max(float(self.direction @ covariance @ self.direction), 0.0))
 
-    def correlations(self, rows: Rows, at: Any, block: np.ndarray, variance: np.ndarray) -> np.ndarray:
-        """b_i, of the outputs of these or other rows with s; (n,).
+    def swings(self, rows: Rows, covariance: np.ndarray) -> np.ndarray:
+        """a_i = Cov(z_i, s), of the outputs of these or other rows, own pushes left out; (n,)."""
+        along = covariance @ self.direction / max(self.std(covariance), 1e-12)
+        return (rows.block @ along.astype(np.float32)).astype(np.float64)
 
-        What an example has pushed away of its own fluctuation follows s no more.
+    def correlations(self, swings: np.ndarray, std: np.ndarray, held: Any = 1.0) -> np.ndarray:
+        """b_i, of outputs with s; (n,).
 
         Args:
-          at: the weights.   block: variance of each output from the block.   variance: of the output; (n,).
+          swings: a_i.   std: of each output.   held: the share of a_i that the example has not pushed away.
         """
-        along = at.covariance @ self.direction / max(self.std(at.covariance), 1e-12)
-        held = 1.0 if rows is not self.rows else np.clip(1 + at.pushed.with_block / np.maximum(block, 1e-30), 0.0, 1.0)
-        moved = held * (rows.block @ along.astype(np.float32)).astype(np.float64)
-        return np.clip(moved / np.sqrt(np.maximum(variance, 1e-12)), -1.0, 1.0)
+        return np.clip(held * swings / np.maximum(std, 1e-6), -1.0, 1.0)
+
+    def beside(self, covariance: np.ndarray) -> np.ndarray:
+        """Variances of the weights along the block's columns, given the mean output; (K + 1 + r,) >= 0."""
+        together = covariance @ self.direction
+        return np.maximum(np.diag(covariance) - together**2 / max(self.std(covariance), 1e-12) ** 2, 0.0)
+
+    def noise_of(self, covariance: np.ndarray, swings: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Noise of a step N in the block: what of it outputs feel by the swing, and what beside it; (n,) each.
+
+        z_i = c_i u + what is left: c_i^2 x'N x, and sum_j N_jj (x_ij - c_i x_j)^2.
+        """
+        c, single = swings / max(self.std(covariance), 1e-12), np.diag(noise)
+        within = (self.rows.block @ (single * self.direction).astype(np.float32)).astype(np.float64)
+        beside = self.rows.block_squared_dot(single) - 2 * c * within + c**2 * float(single @ self.direction**2)
+        return c**2 * float(self.direction @ noise @ self.direction), np.maximum(beside, 0.0)
+
+    def secant(self, covariance: np.ndarray, more: np.ndarray) -> np.ndarray:
+        """c q q' with c q q' V x = q: what holds a swing beside J, where examples hold it by so much more; (n,).
+
+        q = (1/n) sum_i more_i (x_i . V x) x_i, by the mean of rows x.
+        """
+        together = covariance @ self.direction
+        swing = (self.rows.block @ together.astype(np.float32)).astype(np.float64) * more / self.rows.num_examples
+        found = (self.rows.block.T @ swing.astype(np.float32)).astype(np.float64)
+        held = float(found @ together)
+        return np.outer(found, found) / held if held > SMALLEST**2 else np.zeros((len(found), len(found)))
 
     def stiffer(self, at: Any, jacobian: np.ndarray, pull: np.ndarray) -> tuple[float, np.ndarray]:
         """c, t: J + c t t' answers a swing of the mean output as the pull on it does, of which J has the mean slope.

@@ -1,0 +1,173 @@
+"""How much the examples of a linear model push their own outputs, and what of it lasts (`own_push`)."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from noisecast.runners.moments.examples import Rows
+from noisecast.theory.own_push import Held, OwnPush, Pull
+
+CLASSES = 2  # of columns by their rates, to each factor of e
+
+
+class Spreads(NamedTuple):
+    """Variance of each output, own pushes left out: by the common swing, and by all else; (n,) each.
+
+    Args:
+      swings: a_i, of each output with the swing.   swing: a_i^2.   slow: all else.   rest: of that beside the block.
+    """
+
+    swings: np.ndarray
+    swing: np.ndarray
+    slow: np.ndarray
+    rest: np.ndarray
+
+
+class Reach(NamedTuple):
+    """Where what an example pushes goes to.
+
+    Args:
+      kept: share of it, along the block's columns, that lasts as long as elsewhere; (K + 1 + r,).
+      gain: of the optimizer, k; (d,).   in_block: of the block's columns; (K + 1 + r,).
+      squared: sum_j k_j x_ij^2 of what lasts; (n,) > 0.
+    """
+
+    kept: np.ndarray
+    gain: np.ndarray
+    in_block: np.ndarray
+    squared: np.ndarray
+
+
+class Step(NamedTuple):
+    """Steps of which everything is frozen half-way.
+
+    Args:
+      so_far: steps before half-way.   num_steps: how many.   since: the start, half-way; 0 where that is half-way.
+      before, spreads: of the outputs at the start, and half-way.   slow_noise, swing_noise: variance they are given.
+      held, squared: of residuals.   jacobian: J's diagonal, in the block and the rest.
+      variance: of the weights beside the swing, along the block's columns and in the rest.
+    """
+
+    so_far: int
+    num_steps: int
+    since: int
+    before: Spreads
+    spreads: Spreads
+    swing_noise: np.ndarray
+    slow_noise: np.ndarray
+    held: Held
+    squared: np.ndarray
+    jacobian: tuple[np.ndarray, np.ndarray]
+    variance: tuple[np.ndarray, np.ndarray]
+
+    def growth(self, start: np.ndarray, now: np.ndarray, given: np.ndarray) -> np.ndarray:
+        """Of a variance a step; where half-way is the start what it was on average so far, or what is given."""
+        if self.since:
+            return (now - start) / self.since
+        return np.minimum(now / self.so_far, given) if self.so_far else given
+
+
+class Pushes:
+    """Of these rows.
+
+    Args:
+      second_share: of a batch's second moment, in the variance of its mean.
+    """
+
+    def __init__(self, rows: Rows, learning_rate: Any, second_share: float):
+        self.rows, self.learning_rate, self.second_share = rows, learning_rate, second_share
+        ones = np.ones(rows.num_examples)
+        self.energies = rows.block_squared.mean(axis=0, dtype=np.float64), rows.rest_second_moment(ones)
+
+    def reach(
+        self, gain: np.ndarray, in_block: np.ndarray, jacobian: np.ndarray, held: Held, spreads: Spreads, step: int
+    ) -> Reach:
+        """Of a column of the block 1/(1 + lambda_j tau) is kept, lambda_j at which its weight forgets.
+
+        tau is the time in which outputs are pushed back, or that of the run so far: columns that all rows have come and
+        go with the common swing. And what a row does to its own output within the block, the covariance there knows: of
+        what it pushes along the block only the part counts that answers to the rest.
+
+        Args:
+          gain: k; (d,).   in_block: of the block's columns.   jacobian: J's diagonal there.   step: so far.
+        """
+        rows, of_rest = self.rows, gain[self.rows.split :]
+        beside = rows.rest_squared_dot(of_rest)
+        rate = self.learning_rate * float((beside * held.slope).mean()) / rows.num_examples + 1 / (step + 1)
+        kept = 1 / (1 + self.learning_rate * in_block * jacobian / rate)
+        within = np.where(np.arange(len(kept)) < rows.split, kept * in_block, 0.0)
+        answers = spreads.rest / np.maximum(spreads.slow, 1e-30)
+        return Reach(kept, gain, in_block, np.maximum(answers * rows.block_squared_dot(within) + beside, 1e-30))
+
+    def lasting(self, reach: Reach, held: Held) -> tuple[np.ndarray, np.ndarray]:
+        """What examples have pushed and push on, as noise of one step's direction: in the block, and in the rest.
+
+        2/eta k_j k_l (1/n) sum_i x_ij x_il (-Cov(y_i, rho_i))/sum_m k_m x_im^2.
+        """
+        rows, along = self.rows, reach.kept * reach.in_block
+        each = held.lasting / reach.squared * (2 / self.learning_rate)
+        beside = np.maximum(rows.rest_second_moment(each) - rows.rest_moment_along(each), 0.0)
+        return along[:, None] * rows.block_second_moment(each) * along, reach.gain[rows.split :] ** 2 * beside
+
+    def advanced(self, pushed: OwnPush, middle: OwnPush, reach: Reach, step: Step) -> OwnPush:
+        """After a step, from where half-way `middle` is pushed."""
+        rows, eta = self.rows, self.learning_rate
+        strength = eta * reach.squared * rows.copies / rows.num_examples  # copies of a row push along one line
+        own_noise = eta * reach.squared * strength * self.second_share
+        now, start = step.spreads, step.before
+        swing_growth = step.growth(start.swing, now.swing, step.swing_noise)
+        slow_growth = step.growth(start.slow, now.slow, step.slow_noise)
+        slow_rate = _forgetting(step.slow_noise, slow_growth, step.spreads.slow)
+        fading_rate = self._fading_rate(reach, step.jacobian)
+        return pushed.advance(
+            step.num_steps,
+            middle=middle,
+            swing=step.spreads.swing,
+            slow=step.spreads.slow,
+            pull=Pull(strength, step.held, step.squared, own_noise),
+            swing_rate=_forgetting(step.swing_noise, swing_growth, step.spreads.swing),
+            slow_rate=slow_rate,
+            slow_noise=step.slow_noise,
+            growth=slow_growth,
+            fading_rate=fading_rate,
+            rate_share=self._rate_share(reach, step, float((slow_rate + fading_rate).mean())),
+        )
+
+    def _fading_rate(self, reach: Reach, jacobian: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        """At which other examples undo what one has pushed; (n,)."""
+        rows, split = self.rows, self.rows.split
+        in_block, of_rest = jacobian
+        within = np.zeros(len(reach.kept))
+        within[:split] = (reach.kept[:split] * reach.gain[:split]) ** 2 * in_block[:split]
+        fading = rows.block_squared_dot(within) + rows.rest_squared_dot(reach.gain[split:] ** 2 * of_rest)
+        return self.learning_rate * fading / reach.squared
+
+    def _rate_share(self, reach: Reach, step: Step, mean_rate: float) -> float:
+        """lambda_r + lambda_y of one column for all that would push as much away as these do, over the mean one; <= 1.
+
+        Once settled, E[r_j y] = -Var r_j s K_j/(1 + s K_j) with K_j = sum_l kappa_l/(lambda_j + lambda_l), s the slope:
+        columns that forget slowly, rare ones, have more of it than their share. A run so far of t steps adds 1/t.
+        """
+        eta, split, so_far = self.learning_rate, self.rows.split, 1 / (step.so_far + 1)
+        columns = zip(step.jacobian, (reach.in_block, reach.gain[split:]), self.energies, step.variance, strict=True)
+        parts = [
+            (eta * gain * bend, eta * gain * energy, energy * variance) for bend, gain, energy, variance in columns
+        ]
+        parts[0][1][:split] *= reach.kept[:split]
+        parts[0][1][split:] = 0.0  # these are counted in the rest
+        rates, pushes, variances = (np.concatenate(part) for part in zip(*parts, strict=True))
+        places = np.round(CLASSES * np.log(np.maximum(rates, 1e-30))).astype(int)
+        _, classes = np.unique(places, return_inverse=True)
+        push, variance = (np.bincount(classes, part) for part in (pushes / self.rows.num_examples, variances))
+        rate = np.bincount(classes, rates) / np.bincount(classes)
+        slope, total = float(step.held.slope.mean()), float(variance.sum())
+        if not (slope > 0 and total > 0 and push.sum() > 0 and mean_rate > 0):
+            return 1.0
+        pushed = slope * (push / (rate[:, None] + rate + so_far)).sum(axis=1)
+        away = float(variance @ (pushed / (1 + pushed))) / total
+        return float(np.clip((slope * push.sum() * (1 - away) / away - so_far) / mean_rate, 0.0, 1.0))
+
+
+def _forgetting(injected: np.ndarray, growth: np.ndarray, now: np.ndarray) -> np.ndarray:
+    """The rate lambda of s' = injected - 2 lambda s."""
+    return np.maximum(injected - growth, 0.0) / (2 * np.maximum(now, 1e-30))
