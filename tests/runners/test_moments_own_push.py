@@ -8,7 +8,8 @@ from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenar
 from noisecast.problems.datasets import Dataset
 from noisecast.runners import Training, moments
 from noisecast.runners.moments import Moments, examples
-from noisecast.theory.own_push import OwnPush
+from noisecast.runners.moments.pushes import Pushes
+from noisecast.theory import own_push
 
 SEED_DATA, SEED_TRAINING = 640_401, 640_402
 
@@ -35,12 +36,35 @@ def test_skew_outputs_are_forecast(monkeypatch, optimizer):
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[500])
     losses = table[(table.metric == "loss") & (table.step == 500)].value
     found = Moments().forecast(scenario, [500]).metrics["loss"][-1]
-    monkeypatch.setattr(OwnPush, "_skewed", lambda self, moved, *a, **named: moved)
+    monkeypatch.setattr(own_push, "PUSHED", 2.0)  # outputs stay Gaussians
     gaussian = Moments().forecast(scenario, [500]).metrics["loss"][-1]
     off, off_gaussian = found / losses.mean() - 1, gaussian / losses.mean() - 1
     print(f"\n{off:+.4f}, Gaussian {off_gaussian:+.4f}, trained ±{losses.sem() / losses.mean():.4f}")
     assert abs(off) < 0.035
     assert off_gaussian < off - 0.02
+
+
+def test_what_is_pushed_lasts_in_the_weights(monkeypatch):
+    """Examples fit each other's noise: without it loss and norm come out too low."""
+    problem = wide_texts()
+    sampler = Poisson.for_batch_size(64, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=0.5, l2_clip_norm=0.15, sampler=sampler)
+    optimizer = DPAdam(learning_rate=0.025)
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=500)
+    seeds = range(SEED_TRAINING, SEED_TRAINING + 192)
+    table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[500])
+    table = table[table.step == 500]
+    loss, norm = (table[table.metric == metric].value for metric in ("loss", "params_norm"))
+    found = Moments().forecast(scenario, [500]).metrics
+    none = Pushes.lasting
+    monkeypatch.setattr(Pushes, "lasting", lambda *given: tuple(0 * part for part in none(*given)))
+    without = Moments().forecast(scenario, [500]).metrics
+    off, off_without = (
+        [each["loss"][-1] / loss.mean() - 1, each["params_norm"][-1] / norm.mean() - 1] for each in (found, without)
+    )
+    print(f"\n{off}, without {off_without}, known to {loss.sem() / loss.mean():.1%}")
+    assert abs(off[0]) < 0.05 and abs(off[1]) < 0.01
+    assert off_without[0] < off[0] - 0.04 and off_without[1] < off[1] - 0.012
 
 
 def test_few_examples_far_out_are_said():

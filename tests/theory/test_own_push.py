@@ -194,4 +194,6 @@ def test_expectations_of_a_skew_logit(label):
             np.testing.assert_allclose(skew, exact, atol=2.5e-3)
             assert bound < 1 or np.abs(gaussian - exact).max() > 6e-3  # the control
             loss = np.logaddexp(0, -(2 * label - 1) * z).mean()
-            assert logistic_expectations(on_grid, *given).loss[0] == pytest.approx(loss, abs=2e-4)
+            assert logistic_expectations(on_grid, *given).loss[0] == pytest.approx(
+                loss, abs=4e-4
+            )  # the grid ends at 5 deviations

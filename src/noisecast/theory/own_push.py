@@ -172,7 +172,7 @@ class OwnPush(NamedTuple):
         share = np.where(slow > 0, slow_left / np.maximum(slow, 1e-30), 1.0)
         if self.density is None:
             slope = np.maximum(law.hermite_means(residual, 2)[1] / law.std, 0.0)
-            lasting = np.maximum(slow_left - self._variance(slow), 0.0) * slope
+            lasting = self._lasting(slow_left - self._variance(slow)) * slope
             return Held(self.swinging_share(swing) * slope, share * slope, lasting, slope)
         parts = self._parts(swing, slow, self.density)
         there = parts.along * (GRID[:, None] - parts.middle)
@@ -183,11 +183,15 @@ class OwnPush(NamedTuple):
         return Held(
             swing=np.maximum(away * slope + (1 - away * parts.tilt) * derived, 0.0),
             slow=share * slope,
-            lasting=np.maximum(slow_left - parts.variance, 0.0) * slope,
+            lasting=self._lasting(slow_left - parts.variance) * slope,
             slope=slope,
             given=given,
             squared=np.maximum(squared, 0.0),
         )
+
+    def _lasting(self, found: Array) -> Array:
+        """-E[y s] as found, which E y^2 >= 0 leaves no larger than -E[r y]."""
+        return np.clip(found, 0.0, -self.with_slow)
 
     def advance(
         self, num_steps: int, *, middle: "OwnPush", swing: Array, slow: Array, pull: Pull, swing_rate: Array,

@@ -22,7 +22,7 @@ from noisecast.runners.moments.logistic_limits import ENOUGH, Limits
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite, residual_bound
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
-from noisecast.runners.moments.pushes import Pushes, Spreads, Step
+from noisecast.runners.moments.pushes import Pushes, Spreads, Step, bend_together
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, Response, chord
 from noisecast.theory.common_swing import Swing
@@ -246,7 +246,7 @@ class _LogisticSolve:
         lag = self.closure.lag_of(step, num_steps)
         linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
         noise, rest_noise = share * noise, share * rest_noise
-        bend = np.diag(field.jacobian), field.jacobian_diag
+        bend = bend_together(field.jacobian), field.jacobian_diag
         reach = self.pushes.reach(slope, gain, bend[0], field.held, field.spreads, step + since)
         lasting, rest_lasting = self.pushes.lasting(reach, field.held)
         swing_noise, slow_noise = self.common.noise_of(around.covariance, field.spreads.swings, eta**2 * noise)

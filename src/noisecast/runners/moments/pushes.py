@@ -29,12 +29,14 @@ class Reach(NamedTuple):
     Args:
       kept: share of it, along the block's columns, that lasts as long as elsewhere; (K + 1 + r,).
       gain: of the optimizer, k; (d,).   in_block: of the block's columns; (K + 1 + r,).
+      answers: share of what is pushed along the block that answers to the rest; (n,).
       squared: sum_j k_j x_ij^2 of what lasts; (n,) > 0.
     """
 
     kept: np.ndarray
     gain: np.ndarray
     in_block: np.ndarray
+    answers: np.ndarray
     squared: np.ndarray
 
 
@@ -44,7 +46,7 @@ class Step(NamedTuple):
     Args:
       so_far: steps before half-way.   num_steps: how many.   since: the start, half-way; 0 where that is half-way.
       before, spreads: of the outputs at the start, and half-way.   slow_noise, swing_noise: variance they are given.
-      held, squared: of residuals.   jacobian: J's diagonal, in the block and the rest.
+      held, squared: of residuals.   jacobian: what bends each column, in the block and the rest.
       variance: of the weights beside the swing, along the block's columns and in the rest.
     """
 
@@ -89,7 +91,7 @@ class Pushes:
         what it pushes along the block only the part counts that answers to the rest.
 
         Args:
-          gain: k; (d,).   in_block: of the block's columns.   jacobian: J's diagonal there.   step: so far.
+          gain: k; (d,).   in_block: of the block's columns.   jacobian: what bends them.   step: so far.
         """
         rows, of_rest = self.rows, gain[self.rows.split :]
         beside = rows.rest_squared_dot(of_rest)
@@ -97,7 +99,9 @@ class Pushes:
         kept = 1 / (1 + self.learning_rate * in_block * jacobian / rate)
         within = np.where(np.arange(len(kept)) < rows.split, kept * in_block, 0.0)
         answers = spreads.rest / np.maximum(spreads.slow, 1e-30)
-        return Reach(kept, gain, in_block, np.maximum(answers * rows.block_squared_dot(within) + beside, 1e-30))
+        return Reach(
+            kept, gain, in_block, answers, np.maximum(answers * rows.block_squared_dot(within) + beside, 1e-30)
+        )
 
     def lasting(self, reach: Reach, held: Held) -> tuple[np.ndarray, np.ndarray]:
         """What examples have pushed and push on, as noise of one step's direction: in the block, and in the rest.
@@ -139,7 +143,9 @@ class Pushes:
         in_block, of_rest = jacobian
         within = np.zeros(len(reach.kept))
         within[:split] = (reach.kept[:split] * reach.gain[:split]) ** 2 * in_block[:split]
-        fading = rows.block_squared_dot(within) + rows.rest_squared_dot(reach.gain[split:] ** 2 * of_rest)
+        fading = reach.answers * rows.block_squared_dot(within) + rows.rest_squared_dot(
+            reach.gain[split:] ** 2 * of_rest
+        )
         return self.learning_rate * fading / reach.squared
 
     def _rate_share(self, reach: Reach, step: Step, mean_rate: float) -> float:
@@ -166,6 +172,11 @@ class Pushes:
         pushed = slope * (push / (rate[:, None] + rate + so_far)).sum(axis=1)
         away = float(variance @ (pushed / (1 + pushed))) / total
         return float(np.clip((slope * push.sum() * (1 - away) / away - so_far) / mean_rate, 0.0, 1.0))
+
+
+def bend_together(jacobian: np.ndarray) -> np.ndarray:
+    """sum_l J_jl^2/J_jj: what bends column j along what it is together with others; m J_jj of m that are one."""
+    return np.einsum("ij,ij->i", jacobian, jacobian) / np.maximum(np.diag(jacobian), 1e-30)
 
 
 def _forgetting(injected: np.ndarray, growth: np.ndarray, now: np.ndarray) -> np.ndarray:
