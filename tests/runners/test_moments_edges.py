@@ -249,14 +249,14 @@ def test_few_long_rows_that_steps_throw_are_not_called_ok():
 
 
 @pytest.mark.slow
-def test_and_their_loss_is_forecast_too_high():
-    """Which docs/accuracy.md tells: by a fifth. If this fails, untell it."""
+def test_and_their_loss_is_as_trained_all_the_same():
+    """It came out 17 % too high when what examples push was three moments of a Gaussian."""
     scenario = of_few_long_rows(150.0)
     table = answer([scenario], runners=[Training()], record_at=[400], insecure_seeds=tuple(range(600_700, 600_828)))
     losses = table.loc[(table["metric"] == "loss") & (table["step"] == 400), "value"]
     forecast = Moments().forecast(scenario, []).metrics["loss"][-1]
     print(f"{forecast / losses.mean() - 1:+.1%}, standard error {losses.sem() / losses.mean():.1%}")
-    assert 1.1 < forecast / losses.mean() < 1.3
+    assert abs(forecast / losses.mean() - 1) < 0.07
 
 
 @pytest.mark.parametrize(
