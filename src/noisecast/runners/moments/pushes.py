@@ -171,7 +171,9 @@ class Pushes:
             return 1.0
         pushed = slope * (push / (rate[:, None] + rate + so_far)).sum(axis=1)
         away = float(variance @ (pushed / (1 + pushed))) / total
-        return float(np.clip((slope * push.sum() * (1 - away) / away - so_far) / mean_rate, 0.0, 1.0))
+        rate = max(slope * float(push.sum()) * (1 - away) / away - so_far, 0.0)
+        settled = (rate * step.so_far) ** 2  # before then nothing has forgotten anything
+        return 1 - max(0.0, 1 - rate / mean_rate) * settled / (1 + settled)
 
 
 def bend_together(jacobian: np.ndarray) -> np.ndarray:
