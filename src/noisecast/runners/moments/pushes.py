@@ -152,8 +152,8 @@ class Pushes:
         """lambda_r + lambda_y of one column for all that would push as much away as these do, over the mean one; <= 1.
 
         Once settled, E[r_j y] = -Var r_j s K_j/(1 + s K_j) with K_j = sum_l kappa_l/(lambda_j + lambda_l), s the slope:
-        columns that forget slowly, rare ones, have more of it than their share. A run so far of t steps adds 1/t, and counts
-        as settled once the rate found, times t, is more than 1.
+        columns that forget slowly, rare ones, have more of it than their share. A run so far of t steps adds 1/t, and
+        counts as settled once the rate found, times t, is more than 1.
         """
         eta, split, so_far = self.learning_rate, self.rows.split, 1 / (step.so_far + 1)
         columns = zip(step.jacobian, (reach.in_block, reach.gain[split:]), self.energies, step.variance, strict=True)
