@@ -322,13 +322,10 @@ class _LogisticSolve:
     def _field(self, at: Weights) -> _Field:
         rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
         swings, labels = self.common.swings(rows, at.covariance), rows.labels
-        block = rows.block_spread(at.covariance)
-        swing = np.minimum(swings**2, block)
-        rest = rows.rest_spread(at.variance)
-        spreads = Spreads(swings, swing, block - swing + rest, rest)
+        spreads = Spreads.of(rows, swings, at)
         law = at.pushed.law(rows.dot(at.mean), *spreads[1:3])
         variance, few = law.std**2, self.common.chosen
-        correlations = self.common.correlations(swings, law.std, at.pushed.swinging_share(swing))
+        correlations = self.common.correlations(swings, law.std, at.pushed.swinging_share(spreads.swing))
         found = clipped_expectations(law, labels, self.bound, at.swing.departures(correlations))
         given = residual_given(law.mean[few], variance[few], labels[few], self.bound[few], correlations[few], at.swing)
         follows = correlations[few] * law.std[few]

@@ -8,6 +8,7 @@ import numpy as np
 from noisecast.runners.moments.examples import Examples, Rows
 from noisecast.runners.moments.forecast import Metrics
 from noisecast.runners.moments.mean_output import MeanOutput
+from noisecast.runners.moments.pushes import Spreads
 from noisecast.theory.closures import expected_norm
 from noisecast.theory.common_swing import GRID, Swing, explained_by_gaussian
 from noisecast.theory.logistic_moments import LogisticExpectations, logistic_expectations, loss_given, residual_given
@@ -135,15 +136,14 @@ class LogisticMetrics:
         )
 
     def _outlook(self, data: Rows, at: Weights, pushed: OwnPush | None) -> Outlook:
-        block, mean = data.block_spread(at.covariance), data.dot(at.mean)
-        alone = block + data.rest_spread(at.variance)
-        swings = self.common.swings(data, at.covariance)
+        mean, swings = data.dot(at.mean), self.common.swings(data, at.covariance)
+        spreads = Spreads.of(data, swings, at)
+        alone = spreads.swing + spreads.slow
         if pushed is None:
             law, held, swinging = GaussianLaw(mean, alone), np.ones(data.num_examples), np.ones(data.num_examples)
         else:
-            swing = np.minimum(swings**2, block)
-            law, held = pushed.law(mean, swing, alone - swing), pushed.remaining_share(swing, alone - swing)
-            swinging = pushed.swinging_share(swing)
+            law, held = pushed.law(mean, *spreads[1:3]), pushed.remaining_share(*spreads[1:3])
+            swinging = pushed.swinging_share(spreads.swing)
         bound, variance = residual_bound(self.l2_clip_norm, data), law.std**2
         correlations = self.common.correlations(swings, law.std, swinging)
         found = logistic_expectations(law, data.labels, bound, at.swing.departures(correlations))

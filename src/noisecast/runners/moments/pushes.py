@@ -22,6 +22,13 @@ class Spreads(NamedTuple):
     slow: np.ndarray
     rest: np.ndarray
 
+    @classmethod
+    def of(cls, rows: Rows, swings: np.ndarray, at: Any) -> "Spreads":
+        """Of these rows' outputs at the weights `at`."""
+        block, rest = rows.block_spread(at.covariance), rows.rest_spread(at.variance)
+        swing = np.minimum(swings**2, block)
+        return cls(swings, swing, block - swing + rest, rest)
+
 
 class Reach(NamedTuple):
     """Where what an example pushes goes to.
