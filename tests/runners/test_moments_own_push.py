@@ -67,6 +67,27 @@ def test_what_is_pushed_lasts_in_the_weights(monkeypatch):
     assert off_without[0] < off[0] - 0.04 and off_without[1] < off[1] - 0.012
 
 
+def test_time_steps_have_converged_where_little_of_the_loss_is_left(monkeypatch):
+    """A loss of few outputs, far out in their laws, asks for shorter steps than one of all."""
+    rng = np.random.default_rng(SEED_DATA)
+    raw = 0.3 * rng.normal(size=(200, 12)) @ rng.normal(size=(12, 1500)) + rng.normal(size=(200, 1500))
+    rows = (raw / np.linalg.norm(raw, axis=1, keepdims=True)).astype(np.float32)
+    labels = (rng.random(200) < 1 / (1 + np.exp(-3 * rows @ rng.normal(size=1500)))).astype(np.int32)
+    problem = linear_model(Dataset("genes", rows, labels, ("no", "yes")))
+    mechanism = SampledGaussian(noise_multiplier=0.5, l2_clip_norm=0.0625, sampler=Poisson.for_batch_size(48, 200))
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=DPAdam(learning_rate=0.12), num_steps=500)
+
+    def loss(time_steps=12):
+        return Moments(time_steps=time_steps).forecast(scenario, [500]).metrics["loss"][-1]
+
+    fine, found = loss(time_steps=100), loss()
+    monkeypatch.setattr(moments.logistic, "LARGEST_BEND_OF_LAWS", moments.logistic.LARGEST_BEND)
+    coarse = loss()
+    print(f"\n{found / fine - 1:+.4f}, with steps as long as elsewhere {coarse / fine - 1:+.4f}, loss {fine:.4f}")
+    assert found == pytest.approx(fine, rel=0.02)
+    assert abs(coarse / fine - 1) > 0.02
+
+
 def test_few_examples_far_out_are_said():
     """Classes that can be told apart: what is left of the loss is nothing that a Gaussian knows."""
     rng = np.random.default_rng(SEED_DATA)

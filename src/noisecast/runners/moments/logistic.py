@@ -43,6 +43,7 @@ from noisecast.theory.own_push import Held, OwnPush
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
+LARGEST_BEND_OF_LAWS = 0.1  # the same where each output has its own: a loss of few outputs, far out, feels their shape
 POWERS = 3  # of the curvature a time step
 
 
@@ -201,7 +202,8 @@ class _LogisticSolve:
         if not is_finite(middle):
             return middle
         around = self._field(middle)
-        if half > 1 and halvings and _bend(field, around) > LARGEST_BEND:
+        largest = LARGEST_BEND if at.pushed.density is None else LARGEST_BEND_OF_LAWS
+        if half > 1 and halvings and _bend(field, around) > largest:
             return self._halved(at, field, step, num_steps, halvings - 1)
         return self._leapt(at, field, middle, around, step, num_steps, since=half)
 
