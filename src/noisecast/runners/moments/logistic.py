@@ -22,7 +22,7 @@ from noisecast.runners.moments.logistic_limits import ENOUGH, Limits
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite, residual_bound
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
-from noisecast.runners.moments.pushes import Pushes, Spreads, Step, bend_together
+from noisecast.runners.moments.pushes import Pushes, Reach, Spreads, Step, bend_together
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, Response, chord
 from noisecast.theory.common_swing import Swing
@@ -106,6 +106,26 @@ class _Field(NamedTuple):
     stiffer: tuple[float, np.ndarray]
     stiffness: float
     given: np.ndarray
+
+
+class _Directions(NamedTuple):
+    """What the optimizer makes of a field, over a time step.
+
+    Args:
+      expected: E u; (d,).   slope: k of its mean; (d,).   gain: of the block's columns.
+      noise: of u in the block, the spread of the weights left out.   rest_noise: of the rest, columns in company along
+        what they are together; (p - K,).   noise_apart: across it.
+      lag: L, over which directions average.   memory: of the optimizer, after the step.
+    """
+
+    expected: np.ndarray
+    slope: np.ndarray
+    gain: np.ndarray
+    noise: np.ndarray
+    rest_noise: np.ndarray
+    noise_apart: np.ndarray
+    lag: float
+    memory: Any
 
 
 def _bend(one: _Field, other: _Field) -> float:
@@ -230,12 +250,37 @@ class _LogisticSolve:
         overshooting: float = math.inf,
     ) -> Weights:  # fmt: skip
         """num_steps from `at` in the field found at `around`, `since` steps after the field before."""
-        eta, rest = self.learning_rate, slice(self.split, None)
-        memory = self.closure.memory(at.memory, field.law, step, num_steps)
+        taken = self._directions(at, around, field, step, num_steps)
+        linear = {"learning_rate": self.learning_rate, "num_steps": num_steps, "lag": taken.lag, "most": SATURATED}
+        reach, pushing = self._pushing(before, around, field, taken, step, num_steps, since)
+        lasting, rest_lasting = self.pushes.lasting(reach, field.held)
+        of_block, of_rest = taken.noise + lasting, taken.rest_noise + rest_lasting
+        held = {"jacobian": field.jacobian, "gain": taken.gain, "overshooting": overshooting}
+        apart = {"jacobian": field.jacobian_diag, "gain": taken.slope[self.split :]}
+        mean, covariance, swing = self.common.carried(
+            at,
+            around,
+            at.mean - self._travelled(field, taken, at.mean - around.mean, num_steps),
+            advance_covariance(at.covariance, noise=of_block, **held, **linear),
+            num_steps,
+            force=self.learning_rate * self.rows.in_block(taken.expected),
+            gain=self.learning_rate * taken.gain,
+            jacobian=field.jacobian,
+            residuals=field.given,
+            noise=self.learning_rate**2 * taken.noise,
+            lag=taken.lag,
+        )
+        variance = advance_variance(at.variance, noise=of_rest, **apart, **linear)
+        unheld = at.apart + self.learning_rate**2 * num_steps * taken.noise_apart
+        pushed = self.pushes.advanced(at.pushed, around.pushed, reach, pushing)
+        return Weights(mean, covariance, variance, unheld, taken.memory, pushed, swing)
+
+    def _directions(self, at: Weights, around: Weights, field: _Field, step: int, num_steps: int) -> _Directions:
+        rest = slice(self.split, None)
         halfway = self.closure.memory(at.memory, field.law, step, max(1, num_steps // 2))
         gain_share = self.closure.gain_share(field.law, halfway, step, num_steps)
         found = self.closure.response(field.law, halfway)
-        expected, slope = gain_share * found.expected, gain_share * found.gain
+        slope = gain_share * found.gain
         slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
         # Cov u counts the spread of the weights; the linear step counts it too, as eta^2 K J V J K.
         spread = field.jacobian @ around.covariance @ field.jacobian
@@ -243,52 +288,40 @@ class _LogisticSolve:
         noise = self._direction_covariance(field, gain, of_rest, halfway) - gain[:, None] * spread * gain
         along = field.law.signal_variance[rest] + field.noise_along
         noise_apart = np.maximum(of_rest - slope[rest] ** 2 * along, 0.0)
-        rest_noise = noise_apart + slope[rest] ** 2 * field.noise_shared
         share = self.closure.noise_share(step, num_steps)
-        lag = self.closure.lag_of(step, num_steps)
-        linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
-        noise, rest_noise = share * noise, share * rest_noise
-        bend = bend_together(field.jacobian), field.jacobian_diag
-        reach = self.pushes.reach(slope, gain, bend[0], field.held, field.spreads, step + since)
-        lasting, rest_lasting = self.pushes.lasting(reach, field.held)
-        swing_noise, slow_noise = self.common.noise_of(around.covariance, field.spreads.swings, eta**2 * noise)
-        slow_noise = slow_noise + eta**2 * self.rows.rest_squared_dot(rest_noise)
-        felt = field.held, field.expectations.squared_residual
-        beside = self.common.beside(around.covariance), around.variance
+        return _Directions(
+            expected=gain_share * found.expected,
+            slope=slope,
+            gain=gain,
+            noise=share * noise,
+            rest_noise=share * (noise_apart + slope[rest] ** 2 * field.noise_shared),
+            noise_apart=share * noise_apart,
+            lag=self.closure.lag_of(step, num_steps),
+            memory=self.closure.memory(at.memory, field.law, step, num_steps),
+        )
+
+    def _pushing(
+        self, before: _Field, around: Weights, field: _Field, taken: _Directions, step: int, num_steps: int, since: int
+    ) -> tuple[Reach, Step]:
+        """What examples' own pushes are advanced by."""
+        squared = self.learning_rate**2
+        bends = bend_together(field.jacobian), field.jacobian_diag
+        noise = self.common.noise_of(around.covariance, field.spreads.swings, squared * taken.noise)
         pushing = Step(
-            step + since, num_steps, since, before.spreads, field.spreads, swing_noise, slow_noise, *felt, bend, beside
+            so_far=step + since,
+            num_steps=num_steps,
+            since=since,
+            before=before.spreads,
+            spreads=field.spreads,
+            swing_noise=noise[0],
+            slow_noise=noise[1] + squared * self.rows.rest_squared_dot(taken.rest_noise),
+            held=field.held,
+            squared=field.expectations.squared_residual,
+            jacobian=bends,
+            variance=(self.common.beside(around.covariance), around.variance),
         )
-        mean, covariance, swing = self.common.carried(
-            at,
-            around,
-            at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps, lag),
-            advance_covariance(
-                at.covariance,
-                jacobian=field.jacobian,
-                gain=gain,
-                noise=noise + lasting,
-                overshooting=overshooting,
-                **linear,
-            ),
-            num_steps,
-            force=eta * self.rows.in_block(expected),
-            gain=eta * gain,
-            jacobian=field.jacobian,
-            residuals=field.given,
-            noise=eta**2 * noise,
-            lag=lag,
-        )
-        return Weights(
-            mean,
-            covariance,
-            advance_variance(
-                at.variance, jacobian=field.jacobian_diag, gain=slope[rest], noise=rest_noise + rest_lasting, **linear
-            ),
-            at.apart + eta**2 * num_steps * share * noise_apart,
-            memory,
-            self.pushes.advanced(at.pushed, around.pushed, reach, pushing),
-            swing,
-        )
+        reach = self.pushes.reach(taken.slope, taken.gain, bends[0], field.held, field.spreads, step + since)
+        return reach, pushing
 
     def _direction_covariance(
         self, field: _Field, gain: np.ndarray, of_rest: np.ndarray, memory: np.ndarray | None
@@ -300,18 +333,15 @@ class _LogisticSolve:
         )
         return direction_covariance(self.rows, among, field.covariance, gain, of_rest, field.law.variance[self.split :])
 
-    def _travelled(
-        self, field: _Field, expected: np.ndarray, slope: np.ndarray, offset: np.ndarray, num_steps: int,
-        lag: float,
-    ) -> np.ndarray:  # fmt: skip
+    def _travelled(self, field: _Field, taken: _Directions, offset: np.ndarray, num_steps: int) -> np.ndarray:
         """eta sum_i (I - eta D J)^i (E u + D J offset), D the `chord` E u/F."""
-        stiffness = chord(field.law, expected, slope)
-        root, force = np.sqrt(stiffness), expected / stiffness
+        stiffness = chord(field.law, taken.expected, taken.slope)
+        root, force = np.sqrt(stiffness), taken.expected / stiffness
         if offset.any():
             force = force + self._curve(field, offset)
         eta = self.learning_rate
         response = krylov_response(
-            lambda v: eta * root * self._curve(field, root * v), root * force, num_steps, lag=lag, most=SATURATED
+            lambda v: eta * root * self._curve(field, root * v), root * force, num_steps, lag=taken.lag, most=SATURATED
         )
         return eta * root * response
 
