@@ -45,7 +45,7 @@ def test_skew_outputs_are_forecast(monkeypatch, optimizer):
 
 
 def test_what_is_pushed_lasts_in_the_weights(monkeypatch):
-    """Examples fit each other's noise: without it loss and norm come out too low."""
+    """Examples fit each other's noise: without it loss and norm come out too low; and, without laws, the spread."""
     problem = wide_texts()
     sampler = Poisson.for_batch_size(64, problem.num_examples)
     mechanism = SampledGaussian(noise_multiplier=0.5, l2_clip_norm=0.15, sampler=sampler)
@@ -56,6 +56,10 @@ def test_what_is_pushed_lasts_in_the_weights(monkeypatch):
     table = table[table.step == 500]
     loss, norm = (table[table.metric == metric].value for metric in ("loss", "params_norm"))
     found = Moments().forecast(scenario, [500]).metrics
+    of_run = loss.std()
+    with monkeypatch.context() as gaussian:
+        gaussian.setattr(own_push, "PUSHED", 2.0)  # outputs stay Gaussians
+        spread, of_gaussians = found["loss_std"][-1], Moments().forecast(scenario, [500]).metrics["loss_std"][-1]
     none = Pushes.lasting
     monkeypatch.setattr(Pushes, "lasting", lambda *given: tuple(0 * part for part in none(*given)))
     without = Moments().forecast(scenario, [500]).metrics
@@ -63,8 +67,11 @@ def test_what_is_pushed_lasts_in_the_weights(monkeypatch):
         [each["loss"][-1] / loss.mean() - 1, each["params_norm"][-1] / norm.mean() - 1] for each in (found, without)
     )
     print(f"\n{off}, without {off_without}, known to {loss.sem() / loss.mean():.1%}")
+    print(f"spread {spread / of_run - 1:+.3f}, of Gaussians {of_gaussians / of_run - 1:+.3f}, known to 5 %")
     assert abs(off[0]) < 0.05 and abs(off[1]) < 0.01
     assert off_without[0] < off[0] - 0.04 and off_without[1] < off[1] - 0.012
+    assert spread == pytest.approx(of_run, rel=0.15)
+    assert of_gaussians < spread - 0.15 * of_run
 
 
 def test_time_steps_have_converged_where_little_of_the_loss_is_left(monkeypatch):

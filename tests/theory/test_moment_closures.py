@@ -20,7 +20,7 @@ from noisecast.theory.frozen_steps import (
     largest_stable_step,
 )
 from noisecast.theory.logistic_moments import clipped_expectations, logistic_expectations
-from noisecast.theory.loss_spread import hermite_coefficients, linear_variance, mean_loss_std, std_of_mean
+from noisecast.theory.loss_spread import hermite_coefficients, linear_covariance, mean_loss_std, std_of_mean
 from noisecast.theory.low_dimension import low_dimension_clipping_expectations
 from noisecast.theory.output_law import GaussianLaw
 from noisecast.theory.quadratic_moments import InjectedNoise, recursion_of
@@ -330,20 +330,24 @@ def test_the_spread_of_the_mean_loss_is_that_of_drawn_weights():
     mean, covariance = rows @ rng.normal(size=6), rows @ root @ root.T @ rows.T
     std = np.sqrt(np.diag(covariance))
     coefficients = hermite_coefficients(lambda z: np.logaddexp(0.0, z), mean, std)
-    found = mean_loss_std(coefficients, covariance, std, len(mean))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    losses = np.logaddexp(0.0, mean[:, None] + std[:, None] * nodes)
+    own = float(np.cov(losses, aweights=weights, ddof=0).diagonal().mean())
+    found = mean_loss_std(coefficients, covariance, std, own, len(mean))
     drawn = np.logaddexp(0.0, mean + rng.normal(size=(100_000, 6)) @ root.T @ rows.T).mean(axis=1).std()
     assert found == pytest.approx(drawn, rel=0.015)
-    assert mean_loss_std(coefficients[:1], covariance, std, len(mean)) < 0.97 * drawn  # the control: the slope alone
+    assert mean_loss_std(coefficients[:1], covariance, std, own, len(mean)) < 0.97 * drawn  # control: the slope alone
+    assert mean_loss_std(coefficients, covariance, std, 2 * own, len(mean)) > 1.05 * drawn  # control: wider laws
 
     # The slope's part from all examples, the rest from a quarter of them.
-    pull, own = (coefficients[0] / std) @ rows @ root / len(mean), coefficients[0] ** 2
-    linear = linear_variance(float(pull @ pull), own, own, len(mean))
-    again = mean_loss_std(coefficients, covariance, std, len(mean), linear=linear)
+    pull = (coefficients[0] / std) @ rows @ root / len(mean)
+    linear = linear_covariance(float(pull @ pull), coefficients[0] ** 2)
+    again = mean_loss_std(coefficients, covariance, std, own, len(mean), linear=linear)
     assert again == pytest.approx(found, rel=1e-9)
 
     def error(**known) -> float:
         quarters = [slice(first, None, 4) for first in range(4)]
-        stds = [mean_loss_std(coefficients[:, q], covariance[q, q], std[q], len(mean), **known) for q in quarters]
+        stds = [mean_loss_std(coefficients[:, q], covariance[q, q], std[q], own, len(mean), **known) for q in quarters]
         return float(np.abs(np.array(stds) - found).mean())
 
     assert error(linear=linear) < error() / 2

@@ -52,12 +52,13 @@ class LogisticExpectations(NamedTuple):
     """What is seen of an example with the logit z; (n,) each.
 
     Args:
-      loss: E softplus.   clip_fraction: P(|residual| > bound).
+      loss, loss_variance: of softplus.   clip_fraction: P(|residual| > bound).
       full_residual, full_slope: of the residual that is not clamped.
       probability_of_right: P(the class is predicted rightly).
     """
 
     loss: Array
+    loss_variance: Array
     clip_fraction: Array
     full_residual: Array
     full_slope: Array
@@ -145,13 +146,17 @@ def logistic_expectations(
     """
     side = _side(labels)
     z = law.outputs(side)
-    loss, full = (_projections(law, values, shared) for values in (_loss(z), _residual(z)))
+    losses = _loss(z)
+    loss, full = (_projections(law, values, shared) for values in (losses, _residual(z)))
+    shift = _corrected(shared, loss[3:7])
+    around = _projections(law, (losses - loss[0].astype(np.float32)) ** 2, shared)
     with np.errstate(divide="ignore"):
         threshold = np.where(bound < 1, special.logit(1 - np.minimum(bound, 1.0)), -np.inf)
     right = 1 - _below(law, np.zeros(len(side)), side, shared)
     right = np.where((law.mean == 0) & (law.spread <= 1e-15), labels == 0, right)  # 0 says class 0
     return LogisticExpectations(
-        loss=np.maximum(loss[0] + _corrected(shared, loss[3:7]), 0.0),
+        loss=np.maximum(loss[0] + shift, 0.0),
+        loss_variance=np.maximum(around[0] + _corrected(shared, around[3:7]) - shift**2, 0.0),
         clip_fraction=_below(law, threshold, side, shared),
         full_residual=side * (full[0] + _corrected(shared, full[3:7])),
         full_slope=np.maximum(side * (full[1] + _corrected(shared, full[4:8])) / law.std, 0.0),

@@ -28,33 +28,30 @@ def hermite_coefficients(loss: Callable[[Array], Array], mean: Array, std: Array
 
 
 def mean_loss_std(
-    coefficients: Array, covariance: Array, std: Array, num_examples: int, *, linear: float | None = None
+    coefficients: Array, covariance: Array, std: Array, own: float, num_examples: int, *, linear: float | None = None
 ) -> float:
     """Standard deviation over runs of the mean loss of num_examples, of which the arrays hold m.
 
     Two Gaussian outputs of correlation rho have Cov(loss_i, loss_l) = sum_k c_k(i) c_k(l) rho^k/k! (Mehler). Pairs of
-    different examples stand for all such pairs, each example with itself for the other 1/num_examples.
+    different examples stand for all such pairs; with itself each has the other 1/num_examples, by its own law.
 
     Args:
       coefficients: `hermite_coefficients`; (order, m) [loss].   covariance: of the outputs; (m, m).
-      std: of them; (m,).   num_examples: >= m.
-      linear: the first order's part of the variance, where `linear_variance` knows it from more than m examples.
+      std: of them; (m,).   own: mean over examples of Var loss_i; [loss^2].   num_examples: >= m.
+      linear: the first order's mean over pairs, where `linear_covariance` knows it from more than m examples.
     Returns: () >= 0 [loss].
 
-    >>> round(mean_loss_std(np.array([[1.0, 1.0]]), np.ones((2, 2)), np.ones(2), 2), 12)      # the same noise in both
+    >>> round(mean_loss_std(np.array([[1.0, 1.0]]), np.ones((2, 2)), np.ones(2), 1.0, 2), 12)      # the same in both
     1.0
     """
     correlation = np.clip(covariance / np.maximum(np.outer(std, std), 1e-300), -1.0, 1.0)
     np.fill_diagonal(correlation, 1.0)
-    m, power, total = len(std), np.ones_like(correlation), 0.0
+    power, pairs = np.ones_like(correlation), 0.0
     for k, c in enumerate(coefficients, start=1):
         power = power * correlation
-        if k == 1 and linear is not None:
-            total += linear
-            continue
-        alone = float(c @ c)
-        total += _of_mean(float(c @ power @ c) - alone, alone, m, num_examples) / math.factorial(k)
-    return math.sqrt(max(total, 0.0))
+        of_order = linear if k == 1 and linear is not None else _mean_of_pairs(float(c @ power @ c - c @ c), len(std))
+        pairs += of_order / math.factorial(k)
+    return math.sqrt(max(_variance_of_mean(pairs, own, num_examples), 0.0))
 
 
 def std_of_mean(losses: Array, num_examples: int) -> float:
@@ -72,28 +69,27 @@ def std_of_mean(losses: Array, num_examples: int) -> float:
     >>> round(std_of_mean(independent, 100), 12)
     0.1
     """
-    m = losses.shape[1]
-    alone = float(losses.var(axis=0).sum())
-    of_sum = float(losses.sum(axis=1).var())
-    return math.sqrt(max(_of_mean(of_sum - alone, alone, m, num_examples), 0.0))
+    m, own = losses.shape[1], losses.var(axis=0)
+    pairs = _mean_of_pairs(float(losses.sum(axis=1).var() - own.sum()), m)
+    return math.sqrt(max(_variance_of_mean(pairs, float(own.mean()), num_examples), 0.0))
 
 
-def linear_variance(together: float, shared: Array, alone: Array, num_examples: int) -> float:
-    """Variance over runs of (1/num_examples) sum_i l_i' dz_i, from m of the examples.
+def linear_covariance(together: float, shared: Array) -> float:
+    """Mean over pairs of different examples of Cov(l_i' x_i . dw, l_j' x_j . dw), of weights that know no example.
 
     Args:
-      together: Var (1/m) sum_i l_i' x_i . dw, of weights that know no example.   shared: Var l_i' x_i . dw; (m,).
-      alone: Var l_i' dz_i, of the example's own output; (m,).   num_examples: >= m.
+      together: Var (1/m) sum_i l_i' x_i . dw.   shared: Var l_i' x_i . dw; (m,).
     Returns: () [loss^2].
 
-    >>> round(linear_variance(1.0, np.ones(2), np.ones(2), 2), 12)      # the same noise in both
+    >>> round(linear_covariance(1.0, np.ones(2)), 12)      # the same noise in both
     1.0
     """
-    m = len(alone)
-    return _of_mean(m**2 * together - float(shared.sum()), float(alone.sum()), m, num_examples)
+    return _mean_of_pairs(len(shared) ** 2 * together - float(shared.sum()), len(shared))
 
 
-def _of_mean(pairs: float, alone: float, m: int, num_examples: int) -> float:
-    """Variance of a mean of num_examples, from the covariances of all pairs of m summed, and the variances summed."""
-    of_pair = pairs / (m * (m - 1)) if m > 1 else 0.0
-    return of_pair * (1 - 1 / num_examples) + alone / (m * num_examples)
+def _mean_of_pairs(pairs: float, m: int) -> float:
+    return pairs / (m * (m - 1)) if m > 1 else 0.0
+
+
+def _variance_of_mean(of_pair: float, own: float, num_examples: int) -> float:
+    return of_pair * (1 - 1 / num_examples) + own / num_examples

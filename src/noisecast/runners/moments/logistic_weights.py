@@ -12,7 +12,7 @@ from noisecast.runners.moments.pushes import Spreads
 from noisecast.theory.closures import expected_norm
 from noisecast.theory.common_swing import GRID, Swing, explained_by_gaussian
 from noisecast.theory.logistic_moments import LogisticExpectations, logistic_expectations, loss_given, residual_given
-from noisecast.theory.loss_spread import hermite_coefficients, linear_variance, mean_loss_std
+from noisecast.theory.loss_spread import hermite_coefficients, linear_covariance, mean_loss_std
 from noisecast.theory.output_law import GaussianLaw
 from noisecast.theory.own_push import OwnPush
 
@@ -150,14 +150,14 @@ class LogisticMetrics:
         return Outlook(found, alone, variance, held, correlations)
 
     def _spread(self, data: Rows, at: Weights, seen: Outlook, num_examples: int) -> float:
-        """Standard deviation of the loss over runs: by its slope from all examples, beyond that from some of them."""
+        """Standard deviation of the loss over runs: what examples have of their own, and together by its slope, from
+        all of them, beyond that from some.
+        """
         residual = seen.expectations.full_residual
         pull = data.mean_of(residual * seen.held)
         within = data.in_block(pull)
         together = within @ at.covariance @ within + data.beside(pull[data.split :]) ** 2 @ at.variance
-        linear = linear_variance(
-            float(together), (residual * seen.held) ** 2 * seen.alone, residual**2 * seen.variance, num_examples
-        )
+        linear = linear_covariance(float(together), (residual * seen.held) ** 2 * seen.alone)
         chosen = np.arange(0, data.num_examples, max(1, data.num_examples // EXAMPLES_OF_SPREAD))
         few, held, variance = data.take(chosen), seen.held[chosen], seen.variance[chosen]
         covariance = few.logit_covariance(at.covariance, at.variance) * np.outer(held, held)
@@ -166,7 +166,8 @@ class LogisticMetrics:
         side = np.where(few.labels == 1, 1.0, -1.0)
         loss = hermite_coefficients(lambda z: np.logaddexp(0.0, -side[:, None] * z), few.dot(at.mean), std)
         swing, of_gaussian_swing = self._spread_by_swing(data, at, seen, chosen)
-        of_gaussian = mean_loss_std(loss, covariance, std, num_examples, linear=linear)
+        own = float(seen.expectations.loss_variance.mean())
+        of_gaussian = mean_loss_std(loss, covariance, std, own, num_examples, linear=linear)
         others = max(of_gaussian**2 - of_gaussian_swing, 0.0)
         return math.sqrt(others + swing)
 
