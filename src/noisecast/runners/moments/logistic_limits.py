@@ -179,8 +179,8 @@ class Limits:
             (
                 self.share < self._least_share,
                 f"Examples have pushed more than {1 - self._least_share:.0%} of their outputs' own fluctuation away: "
-                "they fit each other's noise, which the closure takes for independent, and the loss may be off by tens "
-                "of per cent.",
+                "they fit each other's noise, which the closure follows only roughly, and the loss may be off by up to "
+                "ten per cent.",
             ),
             (
                 self.together > TOGETHER,
