@@ -91,8 +91,8 @@ def test_time_steps_have_converged_where_little_of_the_loss_is_left(monkeypatch)
     monkeypatch.setattr(moments.logistic, "LARGEST_BEND_OF_LAWS", moments.logistic.LARGEST_BEND)
     coarse = loss()
     print(f"\n{found / fine - 1:+.4f}, with steps as long as elsewhere {coarse / fine - 1:+.4f}, loss {fine:.4f}")
-    assert found == pytest.approx(fine, rel=0.02)
-    assert abs(coarse / fine - 1) > 0.02
+    assert found == pytest.approx(fine, rel=0.007)
+    assert coarse > 1.01 * fine
 
 
 def test_few_examples_far_out_are_said():
@@ -121,7 +121,7 @@ def copied_rows(num_different=120, num_copies=20, num_features=1500):
 
 
 def test_copies_of_a_row_push_along_one_line(monkeypatch):
-    """More of them than there are joint directions: taken for different rows they came out 54 % too high."""
+    """Without directions of their own, and taken for different rows, they came out 54 % too high."""
     problem = copied_rows()
     sampler = Poisson.for_batch_size(64, problem.num_examples)
     mechanism = SampledGaussian(noise_multiplier=2.0, l2_clip_norm=0.38, sampler=sampler)
@@ -129,13 +129,21 @@ def test_copies_of_a_row_push_along_one_line(monkeypatch):
     scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=500)
     table = answer([scenario], runners=[Training()], insecure_seeds=range(640_501, 640_541), record_at=[500])
     losses = table[(table.metric == "loss") & (table.step == 500)].value
-    found = Moments().forecast(scenario, [500]).metrics["loss"][-1]
-    moments._prepared.cache_clear()
+
+    def off():
+        moments._prepared.cache_clear()
+        return float(Moments().forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1)
+
+    with_directions = off()
+    monkeypatch.setattr(examples, "MUCH_TOGETHER", 2.0)
+    found = off()
     monkeypatch.setattr(examples.Rows, "copies", 1.0)
-    apart = Moments().forecast(scenario, [500]).metrics["loss"][-1]
+    apart = off()
     moments._prepared.cache_clear()
-    assert abs(found / losses.mean() - 1) < 0.05 + 2 * losses.sem() / losses.mean()
-    assert apart > 1.3 * losses.mean()
+    known = losses.sem() / losses.mean()
+    print(f"\n{with_directions:+.3f}, without directions {found:+.3f}, apart {apart:+.3f}, known to {known:.1%}")
+    assert abs(with_directions) < 0.05 + 2 * known
+    assert apart > 0.3 + found
 
 
 @pytest.mark.parametrize("form", [np.asarray, scipy.sparse.csr_array])

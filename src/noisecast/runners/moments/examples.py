@@ -12,7 +12,16 @@ import scipy.sparse
 from noisecast.privacy.noise import Purpose, RandomRoot, key_data, key_for
 from noisecast.problems.linear import Labelled, LinearModel
 from noisecast.problems.rows import DenseRows
-from noisecast.runners.moments.parted_rows import JOINT_SHARE, PartedRows, company, joint_directions, parted, row_dots
+from noisecast.runners.moments.parted_rows import (
+    JOINT_SHARE,
+    MUCH_TOGETHER,
+    PartedRows,
+    company,
+    faint_directions,
+    joint_directions,
+    parted,
+    row_dots,
+)
 
 # Test examples, above which some stand for all: at most, and as a multiple of the training examples that do.
 LARGEST_TEST, TEST_SHARE = 50_000, 4
@@ -147,6 +156,8 @@ class Examples(NamedTuple):
             # Directions held a part of what these columns do, one of many groups each: company knows all of it.
             joint = joint_directions(train.rest * alone.astype(np.float32))
             train = _split(features, problem.train, chosen, order, joint)
+        if train.together > MUCH_TOGETHER:
+            train = _split(features, problem.train, chosen, order, faint_directions(train.rest))
         test = held_out = None
         if len(others):
             held_out = _split(matrix_of(problem.train, others), problem.train, others, order, train.joint)

@@ -9,6 +9,9 @@ import scipy.sparse
 # Directions of the rest with a full covariance: at most, and the share of its energy that each holds. Of IMDB's words
 # it is that of their frequencies (0.03 to 0.05; the next has 0.004), of collinear groups one a group.
 MOST_JOINT, JOINT_SHARE = 48, 0.0075
+# The same where columns do more than so much of what they do together beside these, as overlapping neighbourhoods do;
+# but no direction that a few rows of independent columns would have by chance, 1/n to 4/n.
+MUCH_TOGETHER, MOST_FAINT, FAINT_SHARE, BY_CHANCE = 0.15, 200, 0.001, 2.0
 ROWS_OF_JOINT, SUBSPACE_STEPS = 8_000, 6
 # Columns beside these directions that have company: of a squared correlation of so much. They are looked for among
 # random combinations of so many rows, by which one of `LIKELY` may be; dense columns on so many rows.
@@ -105,12 +108,19 @@ def parted(features: Any, first: np.ndarray, joint: np.ndarray | None = None) ->
 
 
 def joint_directions(rest: Any) -> np.ndarray:
-    """The right singular vectors of the rest that hold `JOINT_SHARE` of its energy each; (p - K, r).
+    """The right singular vectors of the rest that hold `JOINT_SHARE` of its energy each; (p - K, r)."""
+    return _directions(rest, MOST_JOINT, JOINT_SHARE)
 
-    By subspace iteration from a fixed start, on some of the rows: what a direction is taken for need not be exact.
-    """
+
+def faint_directions(rest: Any) -> np.ndarray:
+    """The same of less energy each, where columns do much together beside those of more; (p - K, r)."""
+    return _directions(rest, MOST_FAINT, max(FAINT_SHARE, BY_CHANCE / max(rest.shape[0], 1)))
+
+
+def _directions(rest: Any, most: int, share: float) -> np.ndarray:
+    """By subspace iteration from a fixed start, on some of the rows: a direction need not be exact."""
     rest = rest[:: math.ceil(rest.shape[0] / ROWS_OF_JOINT)]
-    size = min(MOST_JOINT, *rest.shape)
+    size = min(most, *rest.shape)
     largest = abs(rest).max() if size else 0.0
     if largest == 0:
         return np.zeros((rest.shape[1], 0), np.float32)
@@ -120,7 +130,7 @@ def joint_directions(rest: Any) -> np.ndarray:
         left = np.linalg.qr(rest @ (rest.T @ left))[0]
     found = rest.T @ left
     energies, turned = np.linalg.eigh(found.T @ found)
-    kept = energies >= JOINT_SHARE * float((rest * rest).sum(dtype=np.float64))
+    kept = energies >= share * float((rest * rest).sum(dtype=np.float64))
     return np.ascontiguousarray(found @ turned[:, kept] / np.sqrt(energies[kept]))
 
 

@@ -8,6 +8,7 @@ from noisecast.runners.moments.examples import Rows
 from noisecast.theory.own_push import Held, OwnPush, Pull
 
 CLASSES = 2  # of columns by their rates, to each factor of e
+LEAST_ANSWER = 1e-3  # share of what is pushed along the block that answers to the rest: a quotient is taken of it
 
 
 class Spreads(NamedTuple):
@@ -86,7 +87,8 @@ class Pushes:
     def __init__(self, rows: Rows, learning_rate: Any, second_share: float):
         self.rows, self.learning_rate, self.second_share = rows, learning_rate, second_share
         ones = np.ones(rows.num_examples)
-        self.energies = rows.block_squared.mean(axis=0, dtype=np.float64), rows.rest_second_moment(ones)
+        beside = np.maximum(rows.rest_second_moment(ones) - rows.rest_moment_along(ones), 0.0)
+        self.energies = rows.block_squared.mean(axis=0, dtype=np.float64), beside
 
     def reach(
         self, gain: np.ndarray, in_block: np.ndarray, jacobian: np.ndarray, held: Held, spreads: Spreads, step: int
@@ -101,14 +103,12 @@ class Pushes:
           gain: k; (d,).   in_block: of the block's columns.   jacobian: what bends them.   step: so far.
         """
         rows, of_rest = self.rows, gain[self.rows.split :]
-        beside = rows.rest_squared_dot(of_rest)
+        beside = rows.rest_spread(of_rest)
         rate = self.learning_rate * float((beside * held.slope).mean()) / rows.num_examples + 1 / (step + 1)
         kept = 1 / (1 + self.learning_rate * in_block * jacobian / rate)
-        within = np.where(np.arange(len(kept)) < rows.split, kept * in_block, 0.0)
-        answers = spreads.rest / np.maximum(spreads.slow, 1e-30)
-        return Reach(
-            kept, gain, in_block, answers, np.maximum(answers * rows.block_squared_dot(within) + beside, 1e-30)
-        )
+        answers = np.maximum(spreads.rest / np.maximum(spreads.slow, 1e-30), LEAST_ANSWER)
+        squared = answers * rows.block_squared_dot(kept * in_block) + beside
+        return Reach(kept, gain, in_block, answers, np.maximum(squared, 1e-30))
 
     def lasting(self, reach: Reach, held: Held) -> tuple[np.ndarray, np.ndarray]:
         """What examples have pushed and push on, as noise of one step's direction: in the block, and in the rest.
@@ -148,11 +148,8 @@ class Pushes:
         """At which other examples undo what one has pushed; (n,)."""
         rows, split = self.rows, self.rows.split
         in_block, of_rest = jacobian
-        within = np.zeros(len(reach.kept))
-        within[:split] = (reach.kept[:split] * reach.gain[:split]) ** 2 * in_block[:split]
-        fading = reach.answers * rows.block_squared_dot(within) + rows.rest_squared_dot(
-            reach.gain[split:] ** 2 * of_rest
-        )
+        within = rows.block_squared_dot((reach.kept * reach.in_block) ** 2 * in_block)
+        fading = reach.answers * within + rows.rest_spread(reach.gain[split:] ** 2 * of_rest)
         return self.learning_rate * fading / reach.squared
 
     def _rate_share(self, reach: Reach, step: Step, mean_rate: float) -> float:
@@ -167,8 +164,7 @@ class Pushes:
         parts = [
             (eta * gain * bend, eta * gain * energy, energy * variance) for bend, gain, energy, variance in columns
         ]
-        parts[0][1][:split] *= reach.kept[:split]
-        parts[0][1][split:] = 0.0  # these are counted in the rest
+        parts[0][1][:] *= reach.kept
         rates, pushes, variances = (np.concatenate(part) for part in zip(*parts, strict=True))
         places = np.round(CLASSES * np.log(np.maximum(rates, 1e-30))).astype(int)
         _, classes = np.unique(places, return_inverse=True)
