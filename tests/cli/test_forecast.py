@@ -124,7 +124,8 @@ def test_the_crossing_is_asked_for(run):
 
 
 def test_other_settings_of_the_solver(run):
-    assert run("forecast", "--record", "2", "--time-steps", "5", "--subsample", "10", "--json")["forecasts"]
+    settings = ["--record", "2", "--time-steps", "5", "--subsample", "10", "--full-covariance-features", "5"]
+    assert run("forecast", *settings, "--json")["forecasts"]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,11 @@ def test_other_settings_of_the_solver(run):
         (["--record", "0"], SCENARIO, "Expected --record >= 1, got 0."),
         (["--subsample", "1"], SCENARIO, "Expected subsample to be a whole number >= 2, got 1."),
         (["--time-steps", "1.5"], SCENARIO, "Expected a whole number, got 1.5."),
+        (
+            ["--full-covariance-features", "-1"],
+            SCENARIO,
+            "Expected full_covariance_features to be a whole number >= 0",
+        ),
         (["--output", "a.csv"], SCENARIO, "Expected a table that ends in .parquet, got a.csv."),
         ([], SCENARIO.replace("num_steps = 50", "num_steps = 0"), "Expected num_steps >= 1, got 0."),
     ],

@@ -11,7 +11,7 @@ from rich.table import Table
 from scipy.special import bdtrc, ndtr, stdtr
 
 from noisecast.cli.answer import changing_rates, schedules_of
-from noisecast.cli.forecast import Subsample, TimeSteps, able_and_refused, moments_with
+from noisecast.cli.forecast import FullCovarianceFeatures, Subsample, TimeSteps, able_and_refused, moments_with
 from noisecast.cli.output import TABLE_STYLE, Json, print_json, print_whole, to_reader, warn, whole_number
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
@@ -51,13 +51,14 @@ def accuracy(
     ] = 400,
     subsample: Subsample = None,
     time_steps: TimeSteps = None,
+    full_covariance_features: FullCovarianceFeatures = None,
     output: Annotated[Path | None, Parameter(help="Parquet file for all rows.")] = None,
     figure: Annotated[Path | None, Parameter(help="Picture of both (.png, .pdf or .svg).")] = None,
     json: Json = False,
 ) -> None:
     """The forecast against training, over the grid of a scenario file: errors beside the standard error of training."""
     check_places(output, figure)
-    moments = moments_with(subsample, time_steps)
+    moments = moments_with(subsample, time_steps, full_covariance_features)
     question = read_scenario_file(scenario)
     able, refused = able_and_refused(question, moments)
     insecure = question.insecure_seeds if seeds is None else None

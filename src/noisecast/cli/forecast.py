@@ -58,6 +58,14 @@ TimeSteps = Annotated[
     int | None, Parameter(converter=whole_number, help="Time steps of the solver: more are finer and slower.")
 ]
 
+FullCovarianceFeatures = Annotated[
+    int | None,
+    Parameter(
+        converter=whole_number,
+        help="Features whose weights have a full covariance: more are better where columns overlap, and slower.",
+    ),
+]
+
 
 def forecast(
     scenario: Annotated[Path, Parameter(help="Scenario file (TOML), as `noisecast answer` reads it.")],
@@ -80,6 +88,7 @@ def forecast(
     record: Record = None,
     subsample: Subsample = None,
     time_steps: TimeSteps = None,
+    full_covariance_features: FullCovarianceFeatures = None,
     output: Annotated[Path | None, Parameter(help="Parquet file for all rows.")] = None,
     figure: Annotated[Path | None, Parameter(help="Picture of loss against steps (.png, .pdf or .svg).")] = None,
     json: Json = False,
@@ -87,7 +96,7 @@ def forecast(
     """What the runs of a scenario file will do: forecast by moments, without training. Non-private."""
     check_places(output, figure)
     _check_options(best, crossing, record, output, figure)
-    moments = moments_with(subsample, time_steps)
+    moments = moments_with(subsample, time_steps, full_covariance_features)
     question = read_scenario_file(scenario)
     able, refused = able_and_refused(question, moments)
     if best or crossing:
@@ -133,8 +142,12 @@ def forecast(
 # --- What is asked ---------------------------------------------------------------------------------------------------
 
 
-def moments_with(subsample: int | None, time_steps: int | None) -> Moments:
-    given: Any = {"subsample": subsample, "time_steps": time_steps}
+def moments_with(subsample: int | None, time_steps: int | None, full_covariance_features: int | None = None) -> Moments:
+    given: Any = {
+        "subsample": subsample,
+        "time_steps": time_steps,
+        "full_covariance_features": full_covariance_features,
+    }
     return Moments(**{name: value for name, value in given.items() if value is not None})
 
 
