@@ -1,4 +1,4 @@
-"""The forecast on generated data: twenty-three kinds of features, two classes, trained until each mean loss is known.
+"""The forecast on generated data: twenty-six kinds of features, two classes, trained until each mean loss is known.
 
   python -m benchmarks.forecast_generated
   python -m benchmarks.forecast_generated wide,zipf-counts --most-seeds 2048 --output cells.csv
@@ -181,12 +181,45 @@ def expression(rng: np.random.Generator) -> Features:
     return standard / np.sqrt((standard**2).sum(axis=1, keepdims=True))
 
 
+def neighbours(rng: np.random.Generator) -> Features:
+    """Of points in a square the twenty nearest of four hundred places: columns that overlap, one with the next."""
+    points, places = rng.random((2000, 2)), rng.random((400, 2))
+    near = np.argsort(((points[:, None] - places) ** 2).sum(axis=-1), axis=1)[:, :20]
+    features = np.zeros((2000, 400), np.float32)
+    np.put_along_axis(features, near, 1, axis=1)
+    return scipy.sparse.csr_array(features)
+
+
+def n_grams(rng: np.random.Generator) -> Features:
+    """One to three letters in a row that a name has, names being chains of two to seven of twenty syllables."""
+    syllables = ["".join(rng.choice(list("abdeiklmnorstu"), rng.integers(2, 4))) for _ in range(20)]
+    follows = rng.dirichlet(np.full(20, 0.4), 20)
+    names = list[set[str]]()
+    for _ in range(2000):
+        at = int(rng.integers(20))
+        name = "^" + syllables[at]
+        for _ in range(rng.integers(1, 7)):
+            at = int(rng.choice(20, p=follows[at]))
+            name += syllables[at]
+        names.append({name[i : i + size] for size in (1, 2, 3) for i in range(len(name) - size + 1)})
+    grams = {gram: place for place, gram in enumerate(sorted(set.union(*names)))}
+    features = np.zeros((2000, len(grams)), np.float32)
+    for row, name in zip(features, names, strict=True):
+        row[[grams[gram] for gram in name]] = 1
+    return scipy.sparse.csr_array(features)
+
+
+def rare_events(rng: np.random.Generator) -> Features:
+    """Few of eighty amounts in a row, none below 0; one label in fifty."""
+    return scipy.sparse.csr_array(((rng.random((5000, 80)) < 0.08) * rng.exponential(1, (5000, 80))).astype(np.float32))
+
+
 KINDS: dict[str, Callable[[np.random.Generator], Features]] = {
     make.__name__.replace("_", "-"): make
     for make in (
         binary, one_factor, five_factors, positive, standardised, copies, zipf_counts, zipf_binary, wide, scales,
         tf_idf, one_hot, table, small_table, pixels, heavy_tails, long_binary, rare_label, repeated_rows, click_log,
-        raw_columns, wide_dense, expression,
+        raw_columns, wide_dense, expression, neighbours, n_grams, rare_events,
     )
 }  # fmt: skip
 OFFSETS = {
@@ -194,6 +227,7 @@ OFFSETS = {
     "heavy-tails": -2.0,
     "rare-label": -4.5,
     "click-log": -2.6,
+    "rare-events": -5.0,
 }  # of the margins: labels of unequal number
 
 
