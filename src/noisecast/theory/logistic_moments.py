@@ -52,13 +52,14 @@ class LogisticExpectations(NamedTuple):
     """What is seen of an example with the logit z; (n,) each.
 
     Args:
-      loss, loss_variance: of softplus.   clip_fraction: P(|residual| > bound).
+      loss, loss_variance: of softplus.   loss_slope: Cov(z, softplus)/Var z.   clip_fraction: P(|residual| > bound).
       full_residual, full_slope: of the residual that is not clamped.
       probability_of_right: P(the class is predicted rightly).
     """
 
     loss: Array
     loss_variance: Array
+    loss_slope: Array
     clip_fraction: Array
     full_residual: Array
     full_slope: Array
@@ -157,6 +158,7 @@ def logistic_expectations(
     return LogisticExpectations(
         loss=np.maximum(loss[0] + shift, 0.0),
         loss_variance=np.maximum(around[0] + _corrected(shared, around[3:7]) - shift**2, 0.0),
+        loss_slope=(loss[1] + _corrected(shared, loss[4:8])) / law.std,
         clip_fraction=_below(law, threshold, side, shared),
         full_residual=side * (full[0] + _corrected(shared, full[3:7])),
         full_slope=np.maximum(side * (full[1] + _corrected(shared, full[4:8])) / law.std, 0.0),

@@ -25,6 +25,7 @@ from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_
 from noisecast.runners.moments.pushes import Pushes, Reach, Spreads, Step, bend_together
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, Response, chord
+from noisecast.theory.collective_skew import CollectiveSkew
 from noisecast.theory.common_swing import Swing
 from noisecast.theory.frozen_steps import (
     OVERSHOOTING,
@@ -38,7 +39,7 @@ from noisecast.theory.frozen_steps import (
     power_iteration,
 )
 from noisecast.theory.logistic_moments import ClippedExpectations, clipped_expectations, residual_given
-from noisecast.theory.output_law import OutputLaw
+from noisecast.theory.output_law import GaussianLaw, OutputLaw
 from noisecast.theory.own_push import Held, OwnPush
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
@@ -91,6 +92,7 @@ class _Field(NamedTuple):
       stiffer: what the common swing adds to J, c t t' in the block; (), (K + 1 + r,).
       stiffness: of J for a swing of the mean output.
       given: E[residual | s] - E residual of some examples (`MeanOutput.chosen`), s the common swing; (m, 71).
+      bends: of these examples, std of their outputs and E residual''; (m,) each.
     """
 
     expectations: ClippedExpectations
@@ -106,6 +108,7 @@ class _Field(NamedTuple):
     stiffer: tuple[float, np.ndarray]
     stiffness: float
     given: np.ndarray
+    bends: tuple[np.ndarray, np.ndarray]
 
 
 class _Directions(NamedTuple):
@@ -184,7 +187,7 @@ class _LogisticSolve:
         width, num_rest = self.rows.block.shape[1], self.rows.rest.shape[1]
         at = Weights(
             np.zeros(self.split + num_rest), np.zeros((width, width)), np.zeros(num_rest), np.zeros(num_rest), None,
-            OwnPush.none(self.rows.num_examples), Swing.gaussian(),
+            OwnPush.none(self.rows.num_examples), Swing.gaussian(), CollectiveSkew.none(),
         )  # fmt: skip
         seen, last, steepest = {}, -1, 0.0
         self.passing = set(record_at)
@@ -273,7 +276,22 @@ class _LogisticSolve:
         variance = advance_variance(at.variance, noise=of_rest, **apart, **linear)
         unheld = at.apart + self.learning_rate**2 * num_steps * taken.noise_apart
         pushed = self.pushes.advanced(at.pushed, around.pushed, reach, pushing)
-        return Weights(mean, covariance, variance, unheld, taken.memory, pushed, swing)
+        is_halfway = math.isfinite(overshooting)
+        skew = at.skew if is_halfway and not at.skew.is_any else self._skew(covariance, field, taken, step + num_steps)
+        return Weights(mean, covariance, variance, unheld, taken.memory, pushed, swing, skew)
+
+    def _skew(self, covariance: np.ndarray, field: _Field, taken: _Directions, num_steps: int) -> CollectiveSkew:
+        """Beside the common swing, whose law is known."""
+        if not np.isfinite(covariance).all():
+            return CollectiveSkew.none()
+        return CollectiveSkew.of(
+            self.common.few,
+            *field.bends,
+            gain=self.learning_rate * taken.gain,
+            jacobian=field.jacobian,
+            covariance=self.common.apart(covariance),
+            num_steps=num_steps,
+        )
 
     def _directions(self, at: Weights, around: Weights, field: _Field, step: int, num_steps: int) -> _Directions:
         rest = slice(self.split, None)
@@ -355,10 +373,11 @@ class _LogisticSolve:
         rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
         swings, labels = self.common.swings(rows, at.covariance), rows.labels
         spreads = Spreads.of(rows, swings, at)
-        law = at.pushed.law(rows.dot(at.mean), *spreads[1:3])
+        law = at.law(rows, at.pushed, spreads)
         variance, few = law.std**2, self.common.chosen
         correlations = self.common.correlations(swings, law.std, at.pushed.swinging_share(spreads.swing))
         found = clipped_expectations(law, labels, self.bound, at.swing.departures(correlations))
+        bends = self._bends(law, at.skew.few)
         given = residual_given(law.mean[few], variance[few], labels[few], self.bound[few], correlations[few], at.swing)
         follows = correlations[few] * law.std[few]
         found = ClippedExpectations(*(self.fill * part for part in found))  # of the sum over a batch, over B
@@ -384,8 +403,16 @@ class _LogisticSolve:
             jacobian, jacobian_diag, stiffer = self._jacobian(held, at, follows @ given)
         return _Field(
             found, mean, spreads, jacobian, jacobian_diag, noise_along, noise_shared,
-            held, noise + spread, gradient, stiffer, self.common.stiffness(at, jacobian), self.fill * given,
+            held, noise + spread, gradient, stiffer, self.common.stiffness(at, jacobian), self.fill * given, bends,
         )  # fmt: skip
+
+    def _bends(self, law: OutputLaw, skew: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the examples that stand for all, std of their outputs and rho'', with what their own skew adds."""
+        few, std = self.common.chosen, law.std[self.common.chosen]
+        gaussian = GaussianLaw(law.mean[few], std**2)
+        values = clipped_expectations(gaussian, self.rows.labels[few], self.bound[few]).values
+        _, _, second, third = gaussian.hermite_means(values, 4).astype(np.float64)
+        return std, self.fill * (second + 6 * third * skew if len(skew) else second) / std**2
 
     def _held(self, found: ClippedExpectations, at: Weights, law: OutputLaw, spreads: Spreads) -> Held:
         """Of these residuals, with what the common swing makes of slopes."""

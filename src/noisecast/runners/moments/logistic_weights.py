@@ -10,17 +10,18 @@ from noisecast.runners.moments.forecast import Metrics
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.runners.moments.pushes import Spreads
 from noisecast.theory.closures import expected_norm
+from noisecast.theory.collective_skew import CollectiveSkew
 from noisecast.theory.common_swing import GRID, Swing, explained_by_gaussian
 from noisecast.theory.logistic_moments import LogisticExpectations, logistic_expectations, loss_given, residual_given
 from noisecast.theory.loss_spread import hermite_coefficients, linear_covariance, mean_loss_std
-from noisecast.theory.output_law import GaussianLaw
+from noisecast.theory.output_law import GaussianLaw, OutputLaw, SkewLaw
 from noisecast.theory.own_push import OwnPush
 
 EXAMPLES_OF_SPREAD = 200
 
 
 class Weights(NamedTuple):
-    """Gaussian weights, what the optimizer remembers, what examples have pushed, and how the mean output swings.
+    """Weights, what the optimizer remembers, what examples have pushed, and how outputs are no Gaussians together.
 
     Args:
       mean: of [features of the block, bias, rest]; (d,).   covariance: along the block's columns (`Rows`).
@@ -35,6 +36,17 @@ class Weights(NamedTuple):
     memory: Any
     pushed: OwnPush
     swing: Swing
+    skew: CollectiveSkew
+
+    def law(self, rows: Rows, pushed: OwnPush | None, spreads: Spreads) -> OutputLaw:
+        """Of these rows' outputs, what they have in common with the swing left out.
+
+        Args:
+          pushed: of the rows; None where the weights know no example of theirs.   spreads: of their outputs.
+        """
+        mean, alone = rows.dot(self.mean), spreads.swing + spreads.slow
+        law = GaussianLaw(mean, alone) if pushed is None else pushed.law(mean, *spreads[1:3])
+        return SkewLaw(law, self.skew.gamma(rows.block, law.std)) if self.skew.is_any else law
 
 
 def is_finite(at: Weights) -> bool:
@@ -48,6 +60,7 @@ class Outlook(NamedTuple):
       expectations: of every example.   alone: variance of its logit by weights that know no example; (n,).
       variance: of its logit.   held: share of `alone`'s deviations with which it moves together with others; (n,).
       correlations: of its logit with the common swing; (n,).
+      slope: Cov(logit, loss)/Var logit; (n,).
     """
 
     expectations: LogisticExpectations
@@ -55,6 +68,7 @@ class Outlook(NamedTuple):
     variance: np.ndarray
     held: np.ndarray
     correlations: np.ndarray
+    slope: np.ndarray
 
 
 class LogisticMetrics:
@@ -136,28 +150,27 @@ class LogisticMetrics:
         )
 
     def _outlook(self, data: Rows, at: Weights, pushed: OwnPush | None) -> Outlook:
-        mean, swings = data.dot(at.mean), self.common.swings(data, at.covariance)
+        swings = self.common.swings(data, at.covariance)
         spreads = Spreads.of(data, swings, at)
-        alone = spreads.swing + spreads.slow
+        alone, law = spreads.swing + spreads.slow, at.law(data, pushed, spreads)
         if pushed is None:
-            law, held, swinging = GaussianLaw(mean, alone), np.ones(data.num_examples), np.ones(data.num_examples)
+            held, swinging = np.ones(data.num_examples), np.ones(data.num_examples)
         else:
-            law, held = pushed.law(mean, *spreads[1:3]), pushed.remaining_share(*spreads[1:3])
-            swinging = pushed.swinging_share(spreads.swing)
+            held, swinging = pushed.remaining_share(*spreads[1:3]), pushed.swinging_share(spreads.swing)
         bound, variance = residual_bound(self.l2_clip_norm, data), law.std**2
         correlations = self.common.correlations(swings, law.std, swinging)
         found = logistic_expectations(law, data.labels, bound, at.swing.departures(correlations))
-        return Outlook(found, alone, variance, held, correlations)
+        slope = found.loss_slope if at.skew.is_any else found.full_residual
+        return Outlook(found, alone, variance, held, correlations, slope)
 
     def _spread(self, data: Rows, at: Weights, seen: Outlook, num_examples: int) -> float:
         """Standard deviation of the loss over runs: what examples have of their own, and together by its slope, from
         all of them, beyond that from some.
         """
-        residual = seen.expectations.full_residual
-        pull = data.mean_of(residual * seen.held)
+        pull = data.mean_of(seen.slope * seen.held)
         within = data.in_block(pull)
         together = within @ at.covariance @ within + data.beside(pull[data.split :]) ** 2 @ at.variance
-        linear = linear_covariance(float(together), (residual * seen.held) ** 2 * seen.alone)
+        linear = linear_covariance(float(together), (seen.slope * seen.held) ** 2 * seen.alone)
         chosen = np.arange(0, data.num_examples, max(1, data.num_examples // EXAMPLES_OF_SPREAD))
         few, held, variance = data.take(chosen), seen.held[chosen], seen.variance[chosen]
         covariance = few.logit_covariance(at.covariance, at.variance) * np.outer(held, held)
@@ -177,7 +190,7 @@ class LogisticMetrics:
         By some examples, but for their slope, which is that of all.
         """
         law = data.dot(at.mean)[chosen], seen.variance[chosen], data.labels[chosen], seen.correlations[chosen]
-        slopes = seen.expectations.full_residual * seen.correlations * np.sqrt(seen.variance)
+        slopes = seen.slope * seen.correlations * np.sqrt(seen.variance)
         slope = slopes.mean()
         loss = loss_given(*law, at.swing).mean(axis=0) + (slope - slopes[chosen].mean()) * GRID
         return at.swing.variance_of(loss), slope**2 + explained_by_gaussian(loss, orders=(2, 3, 4))

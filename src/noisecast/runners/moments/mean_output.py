@@ -50,6 +50,11 @@ class MeanOutput:
         together = covariance @ self.direction
         return np.maximum(np.diag(covariance) - together**2 / max(self.std(covariance), 1e-12) ** 2, 0.0)
 
+    def apart(self, covariance: np.ndarray) -> np.ndarray:
+        """What is left of the covariance, given the mean output."""
+        together = covariance @ self.direction
+        return covariance - np.outer(together, together) / max(self.std(covariance), 1e-12) ** 2
+
     def noise_of(self, covariance: np.ndarray, swings: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Noise of a step N in the block: what of it outputs feel by the swing, and what beside it; (n,) each.
 
