@@ -105,15 +105,12 @@ def test_many_faint_directions_are_kept_where_columns_overlap(rate, optimizer, m
     assert without > found + 0.02
 
 
-@pytest.mark.parametrize(
-    ("rate", "optimizer"), [(2.0, DPSGD), pytest.param(0.07, DPSignSGD, marks=pytest.mark.slow)], ids=["sgd", "sign"]
-)
-def test_outputs_that_neighbours_share_are_skew(rate, optimizer, monkeypatch):
+def test_outputs_that_neighbours_share_are_skew(monkeypatch):
     """At much noise: as Gaussians they come out too high."""
     problem = linear_model(neighbourhoods(num_places=100, nearest=10))
     sampler = Poisson.for_batch_size(64, problem.num_examples)
-    mechanism = SampledGaussian(noise_multiplier=8.0, l2_clip_norm=0.8, sampler=sampler)
-    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer(learning_rate=rate), num_steps=600)
+    mechanism = SampledGaussian(noise_multiplier=6.0, l2_clip_norm=0.8, sampler=sampler)
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=6.0), num_steps=600)
     table = answer([scenario], runners=[Training()], insecure_seeds=range(SEED_DATA, SEED_DATA + 256), record_at=[600])
     losses = table[(table.metric == "loss") & (table.step == 600)].value
     found = float(Moments().forecast(scenario, [600]).metrics["loss"][-1] / losses.mean() - 1)
@@ -121,7 +118,7 @@ def test_outputs_that_neighbours_share_are_skew(rate, optimizer, monkeypatch):
     without = float(Moments().forecast(scenario, [600]).metrics["loss"][-1] / losses.mean() - 1)
     print(f"\n{found:+.4f}, Gaussians {without:+.4f}, known to {losses.sem() / losses.mean():.1%}")
     assert abs(found) < 0.03
-    assert without > found + 0.012
+    assert without > found + 0.015
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e12])
