@@ -21,6 +21,7 @@ from noisecast.problems.matrix_factorization import matrix_factorization
 from noisecast.runners import Training
 from noisecast.runners.moments import Moments, logistic
 from noisecast.runners.moments.examples import subsample_of
+from noisecast.theory import collective_skew
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(120, 4)).astype(np.float32)
@@ -179,12 +180,18 @@ def test_a_loss_that_differs_much_from_run_to_run_says_so():
 
 
 @pytest.mark.slow
-def test_and_its_mean_is_forecast_too_high():
+def test_and_its_mean_is_forecast_by_skew_outputs(monkeypatch):
+    """By Gaussian ones more than a tenth too high."""
     scenario = on_spirals(7.8)
-    trained = answer([scenario], runners=[Training()], num_seeds=256, record_at=[400])
+    trained = answer([scenario], runners=[Training()], num_seeds=512, record_at=[400])
     losses = trained[(trained["metric"] == "loss") & (trained["step"] == 400)]["value"].astype(float)
     found = Moments().forecast(scenario, [400]).metrics["loss"][-1]
-    assert losses.mean() + 3 * losses.sem() < found < 1.4 * losses.mean()
+    monkeypatch.setattr(collective_skew, "LEAST_SKEW", np.inf)
+    of_gaussians = Moments().forecast(scenario, [400]).metrics["loss"][-1]
+    known = losses.sem() / losses.mean()
+    print(f"{found / losses.mean() - 1:+.1%}, Gaussians {of_gaussians / losses.mean() - 1:+.1%}, known to {known:.1%}")
+    assert abs(found / losses.mean() - 1) < 0.05 + 3 * known
+    assert of_gaussians > 1.05 * found
 
 
 @pytest.mark.parametrize("kind, learning_rate", [(DPSGD, 0.5), (DPAdam, 0.02), (DPSignSGD, 0.02)])
@@ -220,15 +227,18 @@ def test_a_high_loss_that_differs_much_from_run_to_run_is_not_called_ok(noise_mu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise_multiplier", [6.0, 12.0])
-def test_such_a_loss_is_forecast_too_high(noise_multiplier):
-    """Which docs/accuracy.md tells: 3 and 4 % by 500 trained runs, known to 1 %. If this fails, untell it."""
+def test_such_a_loss_is_forecast_by_skew_outputs(noise_multiplier, monkeypatch):
+    """By Gaussian ones 3 and 4 % too high."""
     scenario = of_near_copies(noise_multiplier)
-    forecast = Moments().forecast(scenario, []).metrics["loss"][-1]
     seeds = tuple(range(600_100, 600_600))
     table = answer([scenario], runners=[Training()], record_at=[500], insecure_seeds=seeds)
     losses = table.loc[(table["metric"] == "loss") & (table["step"] == 500), "value"]
-    print(f"{forecast / losses.mean() - 1:+.1%}, standard error {losses.sem() / losses.mean():.1%}")
-    assert 1.005 < forecast / losses.mean() < 1.10
+    off = Moments().forecast(scenario, []).metrics["loss"][-1] / losses.mean() - 1
+    monkeypatch.setattr(collective_skew, "LEAST_SKEW", np.inf)
+    of_gaussians = Moments().forecast(scenario, []).metrics["loss"][-1] / losses.mean() - 1
+    print(f"{off:+.1%}, Gaussians {of_gaussians:+.1%}, standard error {losses.sem() / losses.mean():.1%}")
+    assert abs(off) < 0.03
+    assert of_gaussians > off + 0.02
 
 
 def of_few_long_rows(learning_rate: float) -> Scenario:
