@@ -89,6 +89,9 @@ class Pushes:
         ones = np.ones(rows.num_examples)
         beside = np.maximum(rows.rest_second_moment(ones) - rows.rest_moment_along(ones), 0.0)
         self.energies = rows.block_squared.mean(axis=0, dtype=np.float64), beside
+        whole = max(float(rows.rest_second_moment(ones).sum()), 1e-30)
+        # What the joint directions hold of the rest: by so much they are the block's, and else the rest's.
+        self.joint_share = min(1.0, max(0.0, 1 - float(beside.sum()) / whole))
 
     def reach(
         self, gain: np.ndarray, in_block: np.ndarray, jacobian: np.ndarray, held: Held, spreads: Spreads, step: int
@@ -103,11 +106,11 @@ class Pushes:
           gain: k; (d,).   in_block: of the block's columns.   jacobian: what bends them.   step: so far.
         """
         rows, of_rest = self.rows, gain[self.rows.split :]
-        beside = rows.rest_spread(of_rest)
+        beside = self._beside(of_rest)
         rate = self.learning_rate * float((beside * held.slope).mean()) / rows.num_examples + 1 / (step + 1)
         kept = 1 / (1 + self.learning_rate * in_block * jacobian / rate)
         answers = np.maximum(spreads.rest / np.maximum(spreads.slow, 1e-30), LEAST_ANSWER)
-        squared = answers * rows.block_squared_dot(kept * in_block) + beside
+        squared = answers * rows.block_squared_dot(self._within(kept * in_block)) + beside
         return Reach(kept, gain, in_block, answers, np.maximum(squared, 1e-30))
 
     def lasting(self, reach: Reach, held: Held) -> tuple[np.ndarray, np.ndarray]:
@@ -148,9 +151,18 @@ class Pushes:
         """At which other examples undo what one has pushed; (n,)."""
         rows, split = self.rows, self.rows.split
         in_block, of_rest = jacobian
-        within = rows.block_squared_dot((reach.kept * reach.in_block) ** 2 * in_block)
-        fading = reach.answers * within + rows.rest_spread(reach.gain[split:] ** 2 * of_rest)
+        within = rows.block_squared_dot(self._within((reach.kept * reach.in_block) ** 2 * in_block))
+        fading = reach.answers * within + self._beside(reach.gain[split:] ** 2 * of_rest)
         return self.learning_rate * fading / reach.squared
+
+    def _within(self, weights: np.ndarray) -> np.ndarray:
+        """Of the block's columns, with the share of the joint directions that is theirs."""
+        return np.concatenate([weights[: self.rows.split], self.joint_share * weights[self.rows.split :]])
+
+    def _beside(self, weights: np.ndarray) -> np.ndarray:
+        """sum_j w_j x_ij^2 in the rest, with the share of the joint directions that is the rest's; (n,)."""
+        beside = self.rows.rest_spread(weights)
+        return beside + (1 - self.joint_share) * np.maximum(self.rows.rest_squared_dot(weights) - beside, 0.0)
 
     def _rate_share(self, reach: Reach, step: Step, mean_rate: float) -> float:
         """lambda_r + lambda_y of one column for all that would push as much away as these do, over the mean one; <= 1.
