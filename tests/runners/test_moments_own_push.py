@@ -91,8 +91,8 @@ def test_time_steps_have_converged_where_little_of_the_loss_is_left(monkeypatch)
     monkeypatch.setattr(moments.logistic, "LARGEST_BEND_OF_LAWS", moments.logistic.LARGEST_BEND)
     coarse = loss()
     print(f"\n{found / fine - 1:+.4f}, with steps as long as elsewhere {coarse / fine - 1:+.4f}, loss {fine:.4f}")
-    assert found == pytest.approx(fine, rel=0.007)
-    assert coarse > 1.01 * fine
+    assert found == pytest.approx(fine, rel=0.01)
+    assert coarse > 1.015 * fine
 
 
 def test_few_examples_far_out_are_said():
