@@ -142,7 +142,7 @@ def forecast(
 # --- What is asked ---------------------------------------------------------------------------------------------------
 
 
-def moments_with(subsample: int | None, time_steps: int | None, full_covariance_features: int | None = None) -> Moments:
+def moments_with(subsample: int | None, time_steps: int | None, full_covariance_features: int | None) -> Moments:
     given: Any = {
         "subsample": subsample,
         "time_steps": time_steps,
