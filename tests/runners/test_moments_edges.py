@@ -62,6 +62,17 @@ def test_a_single_class_is_nothing_to_learn():
     )
 
 
+@pytest.mark.parametrize("kind, learning_rate", [(DPSGD, 3.0), (DPAdam, 0.1), (DPSignSGD, 0.1)])
+def test_columns_of_nothing_leave_the_bias_as_trained(kind, learning_rate):
+    """All outputs are the bias: beside it examples have nothing of which a share could be taken."""
+    scenario = asked(model(2, np.zeros_like(ROWS)), kind(learning_rate=learning_rate), 400)
+    steps = [1, 2, 5, 10, 20, 40, 100, 200, 400]
+    table = answer([scenario], runners=[Training()], record_at=steps, insecure_seeds=tuple(range(400_000, 400_100)))
+    losses = table[(table["metric"] == "loss") & table["step"].isin(steps)].groupby("step")["value"]
+    found = Moments().forecast(scenario, steps).metrics["loss"]
+    assert (np.abs(found - losses.mean().to_numpy()) < 0.003 + 4 * losses.sem().to_numpy()).all()
+
+
 def test_an_empty_test_set_is_refused():
     data = Dataset("toy", ROWS, np.arange(120) % 2, ("a", "b"))
     with pytest.raises(ValueError, match="Expected one row or more, got none"):

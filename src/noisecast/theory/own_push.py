@@ -134,7 +134,7 @@ class OwnPush(NamedTuple):
 
     def _variance(self, slow: Array) -> Array:
         """Var s of a Gaussian: y follows r but for its own draws."""
-        return slow + 2 * self.with_slow + self.with_slow**2 / np.maximum(slow, 1e-30) + self.drawn
+        return slow + 2 * self.with_slow + self.with_slow**2 / np.maximum(slow, SMALLEST) + self.drawn
 
     def _parts(self, swing: Array, slow: Array, density: Array) -> "_Parts":
         width = np.sqrt(np.maximum(slow + self.drawn, SMALLEST))
