@@ -2,6 +2,7 @@
 
   python -m benchmarks.forecast_generated
   python -m benchmarks.forecast_generated wide,zipf-counts --most-seeds 2048 --output cells.csv
+  python -m benchmarks.forecast_generated --again cells.csv       # its cells forecast anew, against its trained runs
   python -m benchmarks.forecast_generated one-hot --noise-multipliers 0.05,0.3 --batch-size 24 --optimizer dp-sign-sgd
 
 For each kind: the learning rate and clip norm that `forecast_best` names at noise 1 for each optimizer; then forecasts
@@ -233,10 +234,12 @@ OFFSETS = {
 
 @app.default
 def main(
-    kinds: str = ",".join(KINDS), /, *, noise_multipliers: str = "0.5,2,8", batch_size: int = 64, optimizer: str = "",
-    share: float = 0.005, most_seeds: int = 1024, output: Path | None = None,
+    kinds: str = "", /, *, noise_multipliers: str = "0.5,2,8", batch_size: int = 64, optimizer: str = "",
+    share: float = 0.005, most_seeds: int = 1024, output: Path | None = None, again: Path | None = None,
 ) -> None:  # fmt: skip
-    names, optimizers = kinds.split(","), [optimizer] if optimizer else list(OPTIMIZER_NAMES)
+    trained = None if again is None else pd.read_csv(again)
+    names = kinds.split(",") if kinds else list(KINDS if trained is None else trained["data"].unique())
+    optimizers = [optimizer] if optimizer else list(OPTIMIZER_NAMES)
     for asked, known in ((names, KINDS), (optimizers, OPTIMIZER_NAMES)):
         if unknown := set(asked) - set(known):
             raise SystemExit(f"Expected out of {', '.join(known)}, got {', '.join(sorted(unknown))}.")
@@ -250,8 +253,11 @@ def main(
     found = []
     for name in names:
         began, problem = time.monotonic(), problem_of(name)
-        scenarios = grid(problem, kinds_of_optimizer, noises, batch_size)
-        cells = compared(problem, scenarios, share=share, most_seeds=most_seeds)
+        if trained is None:
+            scenarios = grid(problem, kinds_of_optimizer, noises, batch_size)
+            cells = compared(problem, scenarios, share=share, most_seeds=most_seeds)
+        else:
+            cells = forecast_again(problem, trained[trained["data"] == name], batch_size)
         found.append(cells.assign(data=name))
         shown.add_row(name, f"{problem.num_examples} x {problem.num_features}", *_row(cells), _since(began))
         console.print(f"{name}: {_since(began)}")
@@ -296,6 +302,29 @@ def compared(problem: LinearModel, cells: Sequence[Scenario], *, share: float, m
     for further in trained_on(cells, table, share, seeds, most_seeds, RECORD_AT, lambda _: None):
         table = further
     return accuracy_picture.data(table)
+
+
+def forecast_again(problem: LinearModel, trained: pd.DataFrame, batch_size: int) -> pd.DataFrame:
+    """The same cells forecast by this version, against the runs that were trained then."""
+    classes = {kind(learning_rate=1.0).name: kind for kind in OPTIMIZER_NAMES.values()}
+    sampler, scenarios = Poisson.for_batch_size(batch_size, problem.num_examples), list[Scenario]()
+    for _, cell in trained.drop_duplicates("scenario").iterrows():
+        noise = {"noise_multiplier": cell["noise_multiplier"], "l2_clip_norm": cell["l2_clip_norm"]}
+        optimizer = classes[cell["optimizer"]](learning_rate=cell["learning_rate"])
+        asked = {"problem": problem, "mechanism": SampledGaussian(**noise, sampler=sampler), "optimizer": optimizer}
+        scenarios.append(Scenario(**asked, num_steps=int(cell["num_steps"])))
+        if scenarios[-1].id != cell["scenario"]:
+            raise SystemExit(f"Expected cells of {problem.name} with batches of {batch_size}, got others; train anew.")
+    table = answer(scenarios, runners=[Moments()], record_at=RECORD_AT)
+    found = table.pivot(index=["scenario", "step"], columns="metric", values="value")
+    status = table[table["metric"] == "loss"].set_index(["scenario", "step"])["status"]
+    places = pd.MultiIndex.from_frame(trained[["scenario", "step"]])
+    cells = trained.assign(
+        forecast=found["loss"].reindex(places).to_numpy(),
+        forecast_std=found["loss_std"].reindex(places).to_numpy(),
+        status=status.reindex(places).to_numpy(),
+    )
+    return accuracy_picture.with_errors(cells).drop(columns="data")
 
 
 def _row(cells: pd.DataFrame) -> list[str]:

@@ -15,7 +15,7 @@ from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
 if TYPE_CHECKING:  # imported where one is drawn, as in `scenario_picture`
     from matplotlib.figure import Figure
 
-__all__ = ["data", "draw", "last_steps"]
+__all__ = ["data", "draw", "last_steps", "with_errors"]
 
 CELL = [
     "scenario", "problem", "optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "target_delta",
@@ -47,7 +47,12 @@ def data(table: pd.DataFrame, metric: str = "loss") -> pd.DataFrame:
         .join(forecast[["value", "status"]].rename(columns={"value": "forecast"}), on=["scenario", "step"])
     )
     frame = frame.join(spread.set_index(["scenario", "step"])["value"].rename("forecast_std"), on=["scenario", "step"])
-    frame = frame[frame["status"].notna()].reset_index(drop=True)
+    return with_errors(frame[frame["status"].notna()].reset_index(drop=True))
+
+
+def with_errors(frame: pd.DataFrame) -> pd.DataFrame:
+    """With the last two columns of `data`, by the others."""
+    frame = frame.copy()
     counts = (frame["num_diverged"] == 0) & (frame["status"] != DIVERGED)
     gap = (frame["forecast"] - frame["trained_mean"]).where(counts)
     frame["error"] = gap / frame["trained_mean"].abs()
