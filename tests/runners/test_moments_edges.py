@@ -150,7 +150,7 @@ def test_overshooting_is_seen_where_the_first_gradient_is_zero():
 def test_a_small_loss_of_outputs_thrown_far_says_so():
     """Two rings, 300 features that fall off with the distance from points on them: few examples are hard.
 
-    On such rings, drawn otherwise, the last was 15 % off (0.272 against 0.236, known to 1.7 % by 256 runs).
+    On such rings, drawn otherwise, a loss was 15 % off by Gaussian outputs (0.272 against 0.236, known to 1.7 %).
     """
     rng = np.random.default_rng(5)
     radius, angle = rng.choice([1.0, 2.0], 2400), rng.uniform(0, 2 * np.pi, 2400)
@@ -159,7 +159,7 @@ def test_a_small_loss_of_outputs_thrown_far_says_so():
     features = np.exp(-distances / 0.5).astype(np.float32)
     rings = linear_model(Dataset("rings", features, (radius > 1.5).astype(np.int32), ("0", "1")))
     found = []
-    for rate, noise_multiplier in ((1.378, 8.0), (4.134, 2.0), (4.134, 8.0)):
+    for rate, noise_multiplier in ((1.378, 8.0), (4.134, 2.0), (5.5, 8.0)):
         sampler = Poisson.for_batch_size(64, 2400)
         settings = {"noise_multiplier": noise_multiplier, "l2_clip_norm": 0.4319, "sampler": sampler}
         found.append(Moments().forecast(asked(rings, DPSGD(learning_rate=rate), 500, **settings), [500]))

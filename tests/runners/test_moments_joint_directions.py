@@ -44,6 +44,7 @@ def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
     whole, few = found(200), found(10)
     monkeypatch.setattr(parted_rows, "MOST_JOINT", 0)
     monkeypatch.setattr(parted_rows, "MOST_FAINT", 0)
+    monkeypatch.setattr(examples, "FEW_COLUMNS", 0)
     joint, without = (
         {name: float(part[name][-1] / whole[name][-1] - 1) for name in ("loss", "loss_std", "params_norm")}
         for part in (few, found(10))
@@ -53,8 +54,9 @@ def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
     assert abs(joint["loss_std"]) < 0.05 and without["loss_std"] > 0.5
 
 
-def test_groups_of_equal_columns_are_one_direction_each():
+def test_groups_of_equal_columns_are_one_direction_each(monkeypatch):
     """Ten groups of twenty noisy copies, none of them in the block: as with all in it, within two per cent."""
+    monkeypatch.setattr(examples, "FEW_COLUMNS", 0)
     rng = np.random.default_rng(SEED_DATA)
     groups = rng.normal(size=(500, 10))
     features = ((groups[:, np.arange(200) % 10] + 0.1 * rng.normal(size=(500, 200))) / 14).astype(np.float32)
@@ -68,6 +70,17 @@ def test_groups_of_equal_columns_are_one_direction_each():
 
     assert examples.Examples.of(problem, 5, 500).train.joint.shape == (195, 10)
     assert found(5) == pytest.approx(found(200), rel=0.02)
+
+
+def test_few_columns_that_do_much_together_are_all_in_the_block(monkeypatch):
+    problem = linear_model(neighbourhoods(num_places=180))
+    assert examples.Examples.of(problem, 50, 1000).train.block.shape[1] == 181
+    monkeypatch.setattr(examples, "FEW_COLUMNS", 129)
+    assert 51 < examples.Examples.of(problem, 50, 1000).train.block.shape[1] < 181
+    monkeypatch.undo()
+    rng = np.random.default_rng(SEED_DATA)
+    apart = Dataset("toy", rng.normal(size=(5000, 100)).astype(np.float32), rng.integers(0, 2, 5000), ("no", "yes"))
+    assert examples.Examples.of(linear_model(apart), 50, 5000).train.block.shape[1] < 101
 
 
 def neighbourhoods(num_examples=1000, num_places=300, nearest=20):

@@ -7,7 +7,7 @@ import scipy.sparse
 from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, answer, linear_model
 from noisecast.problems.datasets import Dataset
 from noisecast.runners import Training, moments
-from noisecast.runners.moments import Moments, examples
+from noisecast.runners.moments import Moments, examples, logistic
 from noisecast.runners.moments.pushes import Pushes
 from noisecast.theory import own_push
 
@@ -153,3 +153,26 @@ def test_copies_are_counted(form):
     rest = form(np.array([[1, 0], [1, 0], [0, 2], [1, 0]], np.float32))
     rows = examples.Rows(block, rest, np.zeros((2, 0), np.float32), np.zeros(4, int), np.ones(4))
     assert rows.copies.tolist() == [2, 2, 1, 1]
+
+
+def test_few_examples_of_as_many_columns_skew_themselves(monkeypatch):
+    """In the block the covariance knows what an example pushes of its own output, and not that it is skew by that."""
+    rng = np.random.default_rng(4)
+    rows = np.exp(rng.normal(size=(150, 80)))
+    rows = (rows - rows.mean(axis=0)) / rows.std(axis=0)
+    margin = rows @ rng.normal(size=80)
+    labels = (rng.random(150) < 1 / (1 + np.exp(-4 * margin / margin.std()))).astype(int)
+    problem = linear_model(Dataset("amounts", rows.astype(np.float32), labels, ("no", "yes")))
+    mechanism = SampledGaussian(noise_multiplier=1.0, l2_clip_norm=1.8, sampler=Poisson.for_batch_size(50, 150))
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=DPAdam(learning_rate=0.1), num_steps=500)
+    seeds = range(SEED_TRAINING, SEED_TRAINING + 300)
+    table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[500])
+    losses = table[(table.metric == "loss") & (table.step == 500)].value
+    found = Moments().forecast(scenario, [500])
+    monkeypatch.setattr(logistic, "MOST_OFTEN", 0.0)
+    without = Moments().forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1
+    off, known = found.metrics["loss"][-1] / losses.mean() - 1, losses.sem() / losses.mean()
+    print(f"\n{off:+.4f}, without {without:+.4f}, trained ±{known:.4f}")
+    assert abs(off) < 0.03 + 2 * known
+    assert without > off + 0.1
+    assert found.extrapolated[-1] and any("Outputs are skew" in reason for reason in found.reasons)

@@ -11,13 +11,17 @@ makes third cumulants: with A = K J the rates at which weights forget, gains K i
     C_il(t) = x_i' e^(-A t) V(T - t) x_l,    R_il(t) = x_i' e^(-A t) K x_l,
 
 Cov(z_i, z_l) of the weights t steps apart, and the answer to a push at x_l. It is small where outputs have hundreds of
-directions of their own, in all of which R_il is that of one example, and large where examples are neighbours of each
-other in few, or one label is rare. To next order rho_l'' has rho_l''' kappa_3(z_l)/Var z_l added to it.
+directions of their own and there are many more examples, and large where examples are neighbours of each other in few,
+or one label is rare, or there are about as many examples as directions: then each skews itself (l = i), as far as
+`own_push` does not know of it. To next order rho_l'' has rho_l''' kappa_3(z_l)/Var z_l added to it.
 
 The output then is that of x + gamma (x^2 - 1), x of the law without, gamma = kappa_3/(6 std^3) (`output_law.SkewLaw`).
 Cov(z, rho)/Var z is less than E rho': a skew output is held less, and its variance larger. Own derivation.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +30,85 @@ Array = Any
 TIMES = 8  # back from now, at which what examples do to each other is read
 LEAST_SKEW = 0.05  # of an output, on average: less is not told from none
 PROBED = 100  # examples, by which it is told whether there is any
+SMALLEST_STD = 1e-3  # of an output, of which a quotient is taken
 LARGEST = 0.15  # gamma: beyond it a density would fall below nothing close to the middle
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Steps in which weights forget at the rates A = K J.
+
+    Args:
+      start, end: the steps before and after.   gain: K, a step; (k,) > 0.   jacobian: J; (k, k).
+      covariances: V at the start and at the end, in between on a straight line; (k, k) each.
+    """
+
+    start: float
+    end: float
+    gain: Array
+    jacobian: Array
+    covariances: tuple[Array, Array]
+
+    @cached_property
+    def _modes(self) -> tuple[Array, Array, Array]:
+        """Rates, and what turns modes into weights, and back."""
+        root = np.sqrt(self.gain)
+        rates, turn = np.linalg.eigh(root[:, None] * self.jacobian * root)
+        return np.maximum(rates, 0.0), root[:, None] * turn, turn.T / root
+
+    @property
+    def fastest(self) -> float:
+        """The largest of the rates."""
+        return float(self._modes[0][-1])
+
+    def left(self, time: float) -> Array:
+        """e^(-A t); (k, k)."""
+        rates, turn, back = self._modes
+        return (turn * np.exp(-rates * time)) @ back
+
+    def covariance(self, step: float) -> Array:
+        """V at a step; (k, k)."""
+        share = min(1.0, max(0.0, (step - self.start) / (self.end - self.start)))
+        return (1 - share) * self.covariances[0] + share * self.covariances[1]
+
+
+class Past(NamedTuple):
+    """What a solve has gone through so far.
+
+    Args:
+      spans: one after the other, from step 0.
+      steps, bends: where rho_l'' of some examples was seen, between which it is on a straight line; (m,) each.
+    """
+
+    spans: tuple[Span, ...] = ()
+    steps: tuple[float, ...] = ()
+    bends: tuple[Array, ...] = ()
+
+    def then(self, span: Span, steps: Sequence[float], bends: Sequence[Array]) -> "Past":
+        """And a span, at some steps of which bends were seen."""
+        return Past((*self.spans, span), (*self.steps, *steps), (*self.bends, *bends))
+
+    def bends_at(self, steps: Array) -> Array:
+        """(q,) -> (q, m)."""
+        return np.stack([_between(self.steps, self.bends, step) for step in steps])
+
+    def pushes(self, rows: Array, steps: Array) -> tuple[Array, Array]:
+        """P V x_l and P K x_l, P what is left today of a push at each step.
+
+        Args:
+          rows: x_l; (m, k).   steps: falling; (q,).
+        Returns: (k, q m) float32 each, all rows of a step beside each other.
+        """
+        pushed, covariances, answers = rows.T.astype(np.float64), list[Array](), list[Array]()
+        after, spans = np.eye(rows.shape[1]), list(self.spans)
+        for step in steps:
+            while step < spans[-1].start and len(spans) > 1:
+                after = after @ spans[-1].left(spans[-1].end - spans[-1].start)
+                spans.pop()
+            left = after @ spans[-1].left(spans[-1].end - step)
+            covariances.append((left @ spans[-1].covariance(step)) @ pushed)
+            answers.append((left * spans[-1].gain) @ pushed)
+        return np.hstack(covariances).astype(np.float32), np.hstack(answers).astype(np.float32)
 
 
 class CollectiveSkew(NamedTuple):
@@ -35,19 +117,21 @@ class CollectiveSkew(NamedTuple):
     Args:
       covariance, answer: so that x_i . covariance is C_il, and x_i . answer R_il; (k, q) float32, k columns.
       weights: of the pushes; (q,).
-      few: gamma of the examples that push, by the others of them; (m,).
+      few: kappa_3/6 of the examples that push; (m,).
+      own: gamma of them that is of what they do to themselves; (m,).
     """
 
     covariance: Array
     answer: Array
     weights: Array
     few: Array
+    own: Array
 
     @classmethod
     def none(cls) -> "CollectiveSkew":
         """Outputs as good as Gaussians."""
         nothing = np.zeros((0, 0), np.float32)
-        return cls(nothing, nothing, np.zeros(0), np.zeros(0))
+        return cls(nothing, nothing, np.zeros(0), np.zeros(0), np.zeros(0))
 
     @property
     def is_any(self) -> bool:
@@ -55,34 +139,37 @@ class CollectiveSkew(NamedTuple):
         return len(self.weights) > 0
 
     @classmethod
-    def of(
-        cls, rows: Array, std: Array, bends: Array, *, gain: Array, jacobian: Array, covariance: Array, num_steps: int
-    ) -> "CollectiveSkew":
-        """Of so many steps in a field as it is now.
+    def of(cls, rows: Array, std: Array, own: Array, past: Past, num_examples: int) -> "CollectiveSkew":
+        """At the end of what has been so far.
 
         Args:
-          rows: x_l of some examples; (m, k).   std: of their outputs; (m,).   bends: rho_l''; (m,).
-          gain: K, a step; (k,) > 0.   jacobian: J; (k, k).   covariance: V; (k, k).   num_steps: T; >= 1.
+          rows: x_l of some examples; (m, k).   std: of their outputs; (m,).
+          own: how often what an example does to itself counts; (m,) >= 0.
+          past: of the weights, and of these examples' bends.   num_examples: n, for which they stand.
         Returns: CollectiveSkew; none where a part of the rows has less than `LEAST_SKEW`.
         """
-        modes = _Modes.of(gain, jacobian, covariance, num_steps)
         part = slice(None, None, max(1, len(rows) // PROBED))
-        probe = cls._by(modes, rows[part], std[part], bends[part])
-        if not 6 * np.abs(probe.few).mean() >= LEAST_SKEW:
+        probe = cls._by(rows[part], std[part], own[part], past, part, num_examples)
+        if not 6 * np.abs(_gamma(probe.few, std[part])).mean() >= LEAST_SKEW:
             return cls.none()
-        return cls._by(modes, rows, std, bends)
+        return cls._by(rows, std, own, past, slice(None), num_examples)
 
     @classmethod
-    def _by(cls, modes: "_Modes", rows: Array, std: Array, bends: Array) -> "CollectiveSkew":
-        m, shares = len(rows), modes.shares
-        covariance, answer = modes.answers(rows)
-        weights = np.outer(shares, -bends / (2 * m)).ravel()
-        of_pair = _of_pushes(rows, covariance, answer).reshape(m, len(shares), m)
-        of_pair[np.arange(m), :, np.arange(m)] = 0.0  # what it does to itself
-        return cls(covariance, answer, weights, _gamma(of_pair.reshape(m, -1) @ weights, std))
+    def _by(cls, rows: Array, std: Array, own: Array, past: Past, part: slice, num_examples: int) -> "CollectiveSkew":
+        m, each = len(rows), np.arange(len(rows))
+        times, shares = _times(past.spans[-1].fastest, past.spans[-1].end)
+        steps = past.spans[-1].end - times
+        covariance, answer = past.pushes(rows, steps)
+        weights = shares[:, None] * past.bends_at(steps)[:, part] / -2
+        of_pair = _of_pushes(rows, covariance, answer).reshape(m, TIMES, m)
+        alone = np.einsum("mt,tm->m", of_pair[each, :, each], weights) * own / num_examples
+        of_pair[each, :, each] = 0.0
+        of_each = weights.ravel() / m
+        few = of_pair.reshape(m, -1) @ of_each + alone
+        return cls(covariance, answer, of_each, few, alone / np.maximum(std, SMALLEST_STD) ** 3)
 
     def gamma(self, rows: Array, std: Array) -> Array:
-        """gamma_i, where there is any.
+        """gamma_i of rows that push nothing, where there is any.
 
         Args:
           rows: x_i; (n, k).   std: of the outputs; (n,).
@@ -90,46 +177,47 @@ class CollectiveSkew(NamedTuple):
         """
         return _gamma(_of_pushes(rows, self.covariance, self.answer) @ self.weights, std)
 
+    def gamma_of_few(self, std: Array) -> Array:
+        """gamma_l of the examples that push.
 
-class _Modes(NamedTuple):
-    """In which A is diagonal: w = turn . modes.
+        Args:
+          std: of their outputs; (m,).
+        Returns: (m,).
+        """
+        return _gamma(self.few, std)
 
-    Args:
-      rates: of A; (k,) >= 0.   turn, spread: V = turn . spread . turn'; (k, k).
-      times, shares: back from now, close ones close together, and what an integral over them has of each; (`TIMES`,).
-    """
+    def gamma_of_all(self, rows: Array, std: Array, chosen: Array, standing: Array) -> Array:
+        """gamma_i of all for which those that push stand: what each does to itself is taken to be alike.
 
-    rates: Array
-    turn: Array
-    spread: Array
-    times: Array
-    shares: Array
-    num_steps: int
+        Args:
+          rows: x_i; (n, k).   std: of the outputs; (n,).
+          chosen: which of the rows push; (m,).   standing: which of these stands for each row; (n,) in [0, m).
+        Returns: (n,).
+        """
+        if len(chosen) < len(rows):
+            found = np.clip(self.gamma(rows, std) + self.own[standing], -LARGEST, LARGEST)
+        else:
+            found = np.empty(len(rows))
+        found[chosen] = self.gamma_of_few(std[chosen])
+        return found
 
-    @classmethod
-    def of(cls, gain: Array, jacobian: Array, covariance: Array, num_steps: int) -> "_Modes":
-        root = np.sqrt(gain)
-        rates, turn = np.linalg.eigh(root[:, None] * jacobian * root)
-        spread = turn.T @ (covariance / np.outer(root, root)) @ turn
-        nodes, shares = np.polynomial.legendre.leggauss(TIMES)
-        first = 1 / (3 * max(float(rates[-1]), 1e-9))
-        half = np.log1p(num_steps / first) / 2
-        times = first * np.exp(half * (1 + nodes))
-        return cls(
-            np.maximum(rates, 0.0), root[:, None] * turn, spread, times - first, times * shares * half, num_steps
-        )
 
-    def answers(self, rows: Array) -> tuple[Array, Array]:
-        """V(T - t) e^(-A' t) x_l and e^(-A t) K x_l of all times t and rows l; (k, TIMES m) float32 each."""
-        pushed = self.turn.T @ rows.T.astype(np.float64)
-        together = (self.rates[:, None] + self.rates) * self.num_steps
-        covariances, answers = list[Array](), list[Array]()
-        for time in self.times:
-            decay = np.exp(-self.rates * time)[:, None]
-            grown = _grown(together, 1 - time / self.num_steps)
-            covariances.append(self.turn @ (decay * ((self.spread * grown) @ pushed)))
-            answers.append(self.turn @ (decay * pushed))
-        return np.hstack(covariances).astype(np.float32), np.hstack(answers).astype(np.float32)
+def _times(fastest: float, num_steps: float) -> tuple[Array, Array]:
+    """Back from now, close ones close together, and what an integral over them has of each; (`TIMES`,)."""
+    nodes, shares = np.polynomial.legendre.leggauss(TIMES)
+    first = 1 / (3 * max(fastest, 1e-9))
+    half = np.log1p(num_steps / first) / 2
+    times = first * np.exp(half * (1 + nodes))
+    return times - first, times * shares * half
+
+
+def _between(places: Sequence[float], values: Sequence[Array], place: float) -> Array:
+    """On the straight line between neighbours; before the first as there, after the last as there."""
+    right = int(np.searchsorted(places, place))
+    if right in (0, len(places)):
+        return values[max(0, right - 1)]
+    share = (place - places[right - 1]) / (places[right] - places[right - 1])
+    return (1 - share) * values[right - 1] + share * values[right]
 
 
 def _of_pushes(rows: Array, covariance: Array, answer: Array) -> Array:
@@ -141,10 +229,4 @@ def _of_pushes(rows: Array, covariance: Array, answer: Array) -> Array:
 
 
 def _gamma(third: Array, std: Array) -> Array:
-    return np.clip(third / np.maximum(std, 1e-3) ** 3, -LARGEST, LARGEST)
-
-
-def _grown(together: Array, share: float) -> Array:
-    """V(t)/V(T) of modes under constant noise, (1 - e^(-2 lambda t))/(1 - e^(-2 lambda T)), t = share T."""
-    share = max(share, 0.0)
-    return np.where(together > 1e-6, np.expm1(-together * share) / np.expm1(-np.maximum(together, 1e-6)), share)
+    return np.clip(third / np.maximum(std, SMALLEST_STD) ** 3, -LARGEST, LARGEST)

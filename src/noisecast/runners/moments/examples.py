@@ -25,6 +25,9 @@ from noisecast.runners.moments.parted_rows import (
 
 # Test examples, above which some stand for all: at most, and as a multiple of the training examples that do.
 LARGEST_TEST, TEST_SHARE = 50_000, 4
+FEW_COLUMNS = (
+    200  # beside the block: where they do much together, all of them go into it, no more than directions would
+)
 MOST_IN_PAIRS = 1_000  # rows that say how far columns move together
 COLUMNS_AT_ONCE, ROWS_AT_ONCE = 75, 1_000  # of the block
 
@@ -149,7 +152,8 @@ class Examples(NamedTuple):
         chosen, others = subsample_of(problem.train, size)
         features = matrix_of(problem.train, chosen)
         energy = scipy.sparse.csr_array(features).power(2).sum(axis=0)
-        order = np.argsort(-np.asarray(energy), kind="stable")[:num_full]
+        by_energy = np.argsort(-np.asarray(energy), kind="stable")
+        order = by_energy[:num_full]
         train = _split(features, problem.train, chosen, order)
         alone, energies = train.company == 1, train.rest_second_moment(np.ones(len(chosen)))
         if energies[~alone].sum() > JOINT_SHARE * energies.sum():
@@ -157,7 +161,9 @@ class Examples(NamedTuple):
             joint = joint_directions(train.rest * alone.astype(np.float32))
             train = _split(features, problem.train, chosen, order, joint)
         if train.together > MUCH_TOGETHER:
-            train = _split(features, problem.train, chosen, order, faint_directions(train.rest))
+            are_few = train.rest.shape[1] <= FEW_COLUMNS
+            order, joint = (by_energy, None) if are_few else (order, faint_directions(train.rest))
+            train = _split(features, problem.train, chosen, order, joint)
         test = held_out = None
         if len(others):
             held_out = _split(matrix_of(problem.train, others), problem.train, others, order, train.joint)

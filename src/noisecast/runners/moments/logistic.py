@@ -25,7 +25,7 @@ from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_
 from noisecast.runners.moments.pushes import Pushes, Reach, Spreads, Step, bend_together
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, Response, chord
-from noisecast.theory.collective_skew import CollectiveSkew
+from noisecast.theory.collective_skew import CollectiveSkew, Past, Span
 from noisecast.theory.common_swing import Swing
 from noisecast.theory.frozen_steps import (
     OVERSHOOTING,
@@ -39,12 +39,13 @@ from noisecast.theory.frozen_steps import (
     power_iteration,
 )
 from noisecast.theory.logistic_moments import ClippedExpectations, clipped_expectations, residual_given
-from noisecast.theory.output_law import GaussianLaw, OutputLaw
+from noisecast.theory.output_law import OutputLaw
 from noisecast.theory.own_push import Held, OwnPush
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
 LARGEST_BEND_OF_LAWS = 0.1  # the same where each output has its own: a loss of few outputs, far out, feels their shape
+MOST_OFTEN = 4.0  # of what an example does to itself within the block
 POWERS = 3  # of the curvature a time step
 
 
@@ -187,7 +188,7 @@ class _LogisticSolve:
         width, num_rest = self.rows.block.shape[1], self.rows.rest.shape[1]
         at = Weights(
             np.zeros(self.split + num_rest), np.zeros((width, width)), np.zeros(num_rest), np.zeros(num_rest), None,
-            OwnPush.none(self.rows.num_examples), Swing.gaussian(), CollectiveSkew.none(),
+            OwnPush.none(self.rows.num_examples), Swing.gaussian(), Past(), CollectiveSkew.none(),
         )  # fmt: skip
         seen, last, steepest = {}, -1, 0.0
         self.passing = set(record_at)
@@ -205,8 +206,8 @@ class _LogisticSolve:
                 last = step
             recorded = {}
             for asked, (found, beyond, then) in seen.items():
-                metrics, subsample_error, together = found.result()
-                then |= {"step": asked, "together": together}
+                metrics, subsample_error, together, skewed = found.result()
+                then |= {"step": asked, "together": together, "skewed": skewed}
                 is_off = self.limits.are_passed_by(metrics["loss"], metrics["loss_std"], **then)
                 recorded[asked] = metrics, beyond or is_off
         reasons = self.limits.reasons(is_finite=is_finite(at), subsample_error=subsample_error)
@@ -277,21 +278,31 @@ class _LogisticSolve:
         unheld = at.apart + self.learning_rate**2 * num_steps * taken.noise_apart
         pushed = self.pushes.advanced(at.pushed, around.pushed, reach, pushing)
         is_halfway = math.isfinite(overshooting)
-        skew = at.skew if is_halfway and not at.skew.is_any else self._skew(covariance, field, taken, step + num_steps)
-        return Weights(mean, covariance, variance, unheld, taken.memory, pushed, swing, skew)
+        past, skew = self._past(at, before, field, taken, covariance, step, num_steps, since), at.skew
+        if skew.is_any or not is_halfway:
+            skew = self._skew(past, field)
+        return Weights(mean, covariance, variance, unheld, taken.memory, pushed, swing, past, skew)
 
-    def _skew(self, covariance: np.ndarray, field: _Field, taken: _Directions, num_steps: int) -> CollectiveSkew:
+    def _past(
+        self, at: Weights, before: _Field, field: _Field, taken: _Directions, covariance: np.ndarray, step: int,
+        num_steps: int, since: int,
+    ) -> Past:  # fmt: skip
         """Beside the common swing, whose law is known."""
-        if not np.isfinite(covariance).all():
+        covariances = self.common.apart(at.covariance), self.common.apart(covariance)
+        span = Span(step, step + num_steps, self.learning_rate * taken.gain, field.jacobian, covariances)
+        seen = {step: before.bends[1], step + since: field.bends[1]}
+        return at.past.then(span, tuple(seen), tuple(seen.values()))
+
+    def _skew(self, past: Past, field: _Field) -> CollectiveSkew:
+        """Of outputs, by what they have pushed of each other and, within the block, of themselves."""
+        if not np.isfinite(past.spans[-1].covariances[1]).all():
             return CollectiveSkew.none()
-        return CollectiveSkew.of(
-            self.common.few,
-            *field.bends,
-            gain=self.learning_rate * taken.gain,
-            jacobian=field.jacobian,
-            covariance=self.common.apart(covariance),
-            num_steps=num_steps,
-        )
+        few, spreads = self.common.chosen, field.spreads
+        # An example's own law knows what it pushes of the rest, and of the block as far as that answers to the rest:
+        # left is b/s, of pushes against all of its output, of which b is the block's.
+        of_block = np.maximum(spreads.slow - spreads.rest, 1e-30)[few]
+        own = np.minimum(spreads.slow[few] / of_block, MOST_OFTEN)
+        return CollectiveSkew.of(self.common.few, field.bends[0], own, past, self.rows.num_examples)
 
     def _directions(self, at: Weights, around: Weights, field: _Field, step: int, num_steps: int) -> _Directions:
         rest = slice(self.split, None)
@@ -373,11 +384,11 @@ class _LogisticSolve:
         rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
         swings, labels = self.common.swings(rows, at.covariance), rows.labels
         spreads = Spreads.of(rows, swings, at)
-        law = at.law(rows, at.pushed, spreads)
+        law = at.pushed_law(rows, spreads, self.common)
         variance, few = law.std**2, self.common.chosen
         correlations = self.common.correlations(swings, law.std, at.pushed.swinging_share(spreads.swing))
         found = clipped_expectations(law, labels, self.bound, at.swing.departures(correlations))
-        bends = self._bends(law, at.skew.few)
+        bends = self._bends(law, found.values)
         given = residual_given(law.mean[few], variance[few], labels[few], self.bound[few], correlations[few], at.swing)
         follows = correlations[few] * law.std[few]
         found = ClippedExpectations(*(self.fill * part for part in found))  # of the sum over a batch, over B
@@ -406,13 +417,16 @@ class _LogisticSolve:
             held, noise + spread, gradient, stiffer, self.common.stiffness(at, jacobian), self.fill * given, bends,
         )  # fmt: skip
 
-    def _bends(self, law: OutputLaw, skew: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the examples that stand for all, std of their outputs and rho'', with what their own skew adds."""
-        few, std = self.common.chosen, law.std[self.common.chosen]
-        gaussian = GaussianLaw(law.mean[few], std**2)
-        values = clipped_expectations(gaussian, self.rows.labels[few], self.bound[few]).values
-        _, _, second, third = gaussian.hermite_means(values, 4).astype(np.float64)
-        return std, self.fill * (second + 6 * third * skew if len(skew) else second) / std**2
+    def _bends(self, law: OutputLaw, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the examples that stand for all, std of their outputs and rho'': E[rho (x^2 - x E x^3 - 1)]/Var z.
+
+        That is E rho'' of a Gaussian, and else what of Cov(z^2, rho) is not of the straight force Cov(z, rho)/Var z.
+        """
+        few = self.common.chosen
+        places, shares = (each if each.shape[1] == 1 else each[:, few] for each in (law.places, law.shares))
+        third = (shares * places**3).sum(axis=0)
+        found = (shares * values[:, few] * (places**2 - third * places - 1)).sum(axis=0).astype(np.float64)
+        return law.std[few], self.fill * found / law.std[few] ** 2
 
     def _held(self, found: ClippedExpectations, at: Weights, law: OutputLaw, spreads: Spreads) -> Held:
         """Of these residuals, with what the common swing makes of slopes."""

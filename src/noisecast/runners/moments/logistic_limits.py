@@ -21,6 +21,7 @@ WIDEST_HIGH_SPREAD, HIGH = 0.2, 2.0  # the same where the loss is so many times 
 # Of the loss, what columns make together of which the closure does not know. Where words leave their group a quarter
 # to a half of the time the loss came out too high by up to a third of that.
 TOGETHER = 0.1
+SKEWED = 0.1  # of the loss, what the skewness of outputs takes: their law beyond the third moment is not known
 LARGEST_OWN_MOVE = 0.5  # of the output of an example that is alone in its batch
 FAR, OF_FEW = 0.9, 2.75  # such a move, and as many times the loss: the loss is that of few outputs, thrown far
 
@@ -77,6 +78,7 @@ class Limits:
     spread: float = 0.0  # of the loss from run to run, relative, as of the row judged last
     is_high: bool = False  # the loss of the row judged last, beside the start's
     together: float = 0.0  # as `are_passed_by` has it, of the row judged last
+    skewed: float = 0.0  # the same
     overshot: bool = False  # by directions that lag, at some step judged
 
     @property
@@ -89,22 +91,23 @@ class Limits:
 
     def are_passed_by(
         self, loss: float, loss_std: float, *, step: int, curvature: float, steepest: float, move: float,
-        together: float,
+        together: float, skewed: float,
     ) -> bool:  # fmt: skip
         """By the loss of a row that was seen when curvature and move were these.
 
         Args:
           steepest: the largest curvature until then.
           together: share of the loss that columns make together which are taken for independent.
+          skewed: share of the loss that the skewness of outputs takes away.
         """
-        self.together = together
+        self.together, self.skewed = together, skewed
         self.is_fitted, self.spread = loss < FITTED * math.log(2), loss_std / loss if loss else 0.0
         self.is_high = loss > HIGH * math.log(2)
         self.is_of_few = move > max(FAR, OF_FEW * loss)
         lasts = min(curvature, self.curvature) > LARGEST_LASTING_STEP
         overshoots = self._overshoots(step, steepest)
-        is_together = together > TOGETHER
-        return self.is_fitted or self.is_of_few or self._is_scattered or lasts or overshoots or is_together
+        is_other = together > TOGETHER or skewed > SKEWED
+        return self.is_fitted or self.is_of_few or self._is_scattered or lasts or overshoots or is_other
 
     @property
     def _least_share(self) -> float:
@@ -186,6 +189,11 @@ class Limits:
                 self.together > TOGETHER,
                 "Columns without a full covariance often come together and are taken for independent: the loss may be "
                 f"as much as {self.together / 2:.0%} too high. Use more full_covariance_features, or fewer columns.",
+            ),
+            (
+                self.skewed > SKEWED,
+                f"Outputs are skew, by which the loss is {self.skewed:.0%} off that of Gaussian ones. Their law is "
+                f"known by three moments only: the loss may be off by half of that, {self.skewed / 2:.0%}.",
             ),
             (self.is_fitted, OF_A_FIT),
             (

@@ -10,7 +10,7 @@ from noisecast.runners.moments.forecast import Metrics
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.runners.moments.pushes import Spreads
 from noisecast.theory.closures import expected_norm
-from noisecast.theory.collective_skew import CollectiveSkew
+from noisecast.theory.collective_skew import CollectiveSkew, Past
 from noisecast.theory.common_swing import GRID, Swing, explained_by_gaussian
 from noisecast.theory.logistic_moments import LogisticExpectations, logistic_expectations, loss_given, residual_given
 from noisecast.theory.loss_spread import hermite_coefficients, linear_covariance, mean_loss_std
@@ -36,17 +36,28 @@ class Weights(NamedTuple):
     memory: Any
     pushed: OwnPush
     swing: Swing
+    past: Past
     skew: CollectiveSkew
 
-    def law(self, rows: Rows, pushed: OwnPush | None, spreads: Spreads) -> OutputLaw:
-        """Of these rows' outputs, what they have in common with the swing left out.
+    def law(self, rows: Rows, spreads: Spreads) -> OutputLaw:
+        """Of outputs of rows that have pushed nothing, what they have in common with the swing left out.
 
         Args:
-          pushed: of the rows; None where the weights know no example of theirs.   spreads: of their outputs.
+          spreads: of their outputs.
         """
-        mean, alone = rows.dot(self.mean), spreads.swing + spreads.slow
-        law = GaussianLaw(mean, alone) if pushed is None else pushed.law(mean, *spreads[1:3])
+        law = GaussianLaw(rows.dot(self.mean), spreads.swing + spreads.slow)
         return SkewLaw(law, self.skew.gamma(rows.block, law.std)) if self.skew.is_any else law
+
+    def pushed_law(self, rows: Rows, spreads: Spreads, common: MeanOutput) -> OutputLaw:
+        """The same of the rows that made these weights.
+
+        Args:
+          common: of them.
+        """
+        law = self.pushed.law(rows.dot(self.mean), *spreads[1:3])
+        if not self.skew.is_any:
+            return law
+        return SkewLaw(law, self.skew.gamma_of_all(rows.block, law.std, common.chosen, common.standing))
 
 
 def is_finite(at: Weights) -> bool:
@@ -61,6 +72,7 @@ class Outlook(NamedTuple):
       variance: of its logit.   held: share of `alone`'s deviations with which it moves together with others; (n,).
       correlations: of its logit with the common swing; (n,).
       slope: Cov(logit, loss)/Var logit; (n,).
+      law: of the logit, the swing left out.
     """
 
     expectations: LogisticExpectations
@@ -69,6 +81,7 @@ class Outlook(NamedTuple):
     held: np.ndarray
     correlations: np.ndarray
     slope: np.ndarray
+    law: OutputLaw
 
 
 class LogisticMetrics:
@@ -80,9 +93,9 @@ class LogisticMetrics:
         self.examples, self.rows, self.num_examples = examples, examples.train, num_examples
         self.common, self.l2_clip_norm, self.loss_alone = common, l2_clip_norm, loss_alone
 
-    def of(self, at: Weights) -> tuple[Metrics, float, float]:
+    def of(self, at: Weights) -> tuple[Metrics, float, float, float]:
         """Metrics, what a subsample adds to the loss, as a share of it: its standard error, and optimism, and
-        `_of_columns_together`.
+        `_of_columns_together` and `_of_skewness`.
 
         Weights fitted to m examples are better on them by a/m, and worse on others by a/m: the gap is 2 a/m. With all n
         it would be 2 a/n, so the loss is a (1/m - 1/n) = (1 - m/n) gap/2 too low; that is added. What remains is taken
@@ -108,7 +121,16 @@ class LogisticMetrics:
             error = (abs(optimism) / 4 + chance) / metrics["loss"]
         if not self.loss_alone:
             metrics |= self._more_metrics(at, seen)
-        return {name: float(value) for name, value in metrics.items()}, error, self._of_columns_together(at, seen)
+        metrics = {name: float(value) for name, value in metrics.items()}
+        return metrics, error, self._of_columns_together(at, seen), self._of_skewness(at, seen)
+
+    def _of_skewness(self, at: Weights, seen: Outlook) -> float:
+        """Share of the loss that is gone, or come, by the skewness that outputs have of each other."""
+        if not isinstance(seen.law, SkewLaw):
+            return 0.0
+        bound, shared = residual_bound(self.l2_clip_norm, self.rows), at.swing.departures(seen.correlations)
+        without = float(logistic_expectations(seen.law.law, self.rows.labels, bound, shared).loss.mean())
+        return abs(1 - float(seen.expectations.loss.mean()) / without) if without > 0 else 0.0
 
     def _of_columns_together(self, at: Weights, seen: Outlook) -> float:
         """Share of the loss that columns make by what they do together, forecast as of independent ones."""
@@ -152,16 +174,17 @@ class LogisticMetrics:
     def _outlook(self, data: Rows, at: Weights, pushed: OwnPush | None) -> Outlook:
         swings = self.common.swings(data, at.covariance)
         spreads = Spreads.of(data, swings, at)
-        alone, law = spreads.swing + spreads.slow, at.law(data, pushed, spreads)
         if pushed is None:
-            held, swinging = np.ones(data.num_examples), np.ones(data.num_examples)
+            law, held, swinging = at.law(data, spreads), np.ones(data.num_examples), np.ones(data.num_examples)
         else:
+            law = at.pushed_law(data, spreads, self.common)
             held, swinging = pushed.remaining_share(*spreads[1:3]), pushed.swinging_share(spreads.swing)
+        alone = spreads.swing + spreads.slow
         bound, variance = residual_bound(self.l2_clip_norm, data), law.std**2
         correlations = self.common.correlations(swings, law.std, swinging)
         found = logistic_expectations(law, data.labels, bound, at.swing.departures(correlations))
         slope = found.loss_slope if at.skew.is_any else found.full_residual
-        return Outlook(found, alone, variance, held, correlations, slope)
+        return Outlook(found, alone, variance, held, correlations, slope, law)
 
     def _spread(self, data: Rows, at: Weights, seen: Outlook, num_examples: int) -> float:
         """Standard deviation of the loss over runs: what examples have of their own, and together by its slope, from

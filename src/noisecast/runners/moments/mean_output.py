@@ -20,13 +20,16 @@ class MeanOutput:
     """u = x . (w - E w), x the mean of the rows within their block; s = u/std u.
 
     x is the left eigenvector of K J, if anything is, where all features push together: u feels a force of its own.
+    Examples `chosen` stand for all, the one at place `standing`[i] of them for example i.
     """
 
     def __init__(self, rows: Rows):
         n = rows.num_examples
         self.rows, self.direction = rows, rows.in_block(rows.mean_of(np.ones(n)))
         order, size = np.lexsort((rows.lengths, rows.labels)), min(EXAMPLES, n)
-        self.chosen = order[np.arange(size) * n // size]  # both labels, short and long, as among all
+        places = np.arange(size) * n // size  # both labels, short and long, as among all
+        self.chosen, self.standing = order[places], np.empty(n, int)
+        self.standing[order] = np.searchsorted(places, np.arange(n), side="right") - 1
         self.few = rows.block[self.chosen]
 
     def std(self, covariance: np.ndarray) -> float:
