@@ -40,8 +40,9 @@ class Moments:
     marked `extrapolated` where the closure is out of its depth, and `diverged` where the forecast has no finite number.
 
     Args:
-      full_covariance_features: how many features have a full covariance; >= 0. Of softmax and multi-label models all
-        have one where they are few, and else 500 weights at most.
+      full_covariance_features: how many features have a full covariance; >= 0. With two classes 200 others at most
+        have one, too, where they do much together; of softmax and multi-label models all where they are few, and else
+        500 weights at most.
       time_steps: how many; >= 1.
       subsample: use that many examples; the same ones for everybody. None: as few as add less than 2 % to the loss,
         at most 50,000. What a subsample adds is estimated from as many other examples; beyond
