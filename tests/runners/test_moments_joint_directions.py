@@ -44,7 +44,7 @@ def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
     whole, few = found(200), found(10)
     monkeypatch.setattr(parted_rows, "MOST_JOINT", 0)
     monkeypatch.setattr(parted_rows, "MOST_FAINT", 0)
-    monkeypatch.setattr(examples, "FEW_COLUMNS", 0)
+    monkeypatch.setattr(examples, "ALL_TAKEN", 0)
     joint, without = (
         {name: float(part[name][-1] / whole[name][-1] - 1) for name in ("loss", "loss_std", "params_norm")}
         for part in (few, found(10))
@@ -56,7 +56,7 @@ def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
 
 def test_groups_of_equal_columns_are_one_direction_each(monkeypatch):
     """Ten groups of twenty noisy copies, none of them in the block: as with all in it, within two per cent."""
-    monkeypatch.setattr(examples, "FEW_COLUMNS", 0)
+    monkeypatch.setattr(examples, "ALL_TAKEN", 0)
     rng = np.random.default_rng(SEED_DATA)
     groups = rng.normal(size=(500, 10))
     features = ((groups[:, np.arange(200) % 10] + 0.1 * rng.normal(size=(500, 200))) / 14).astype(np.float32)
@@ -75,7 +75,7 @@ def test_groups_of_equal_columns_are_one_direction_each(monkeypatch):
 def test_few_columns_that_do_much_together_are_all_in_the_block(monkeypatch):
     problem = linear_model(neighbourhoods(num_places=180))
     assert examples.Examples.of(problem, 50, 1000).train.block.shape[1] == 181
-    monkeypatch.setattr(examples, "FEW_COLUMNS", 129)
+    monkeypatch.setattr(examples, "ALL_TAKEN", 129)
     assert 51 < examples.Examples.of(problem, 50, 1000).train.block.shape[1] < 181
     monkeypatch.undo()
     rng = np.random.default_rng(SEED_DATA)
@@ -275,3 +275,10 @@ def test_company_is_kept_by_columns_that_are_one_but_for_factors(is_sparse):
 def test_what_columns_do_together_beside_their_company():
     few, none = (examples.Examples.of(rare_words(leaving), 150, 2000).train.together for leaving in (0.4, 0.0))
     assert few > 0.2 and none < 0.1
+
+
+def test_what_few_rows_do_together_by_chance_is_kept():
+    """Of columns that are independent, and the smaller the fainter."""
+    rows = np.random.default_rng(SEED_DATA).normal(size=(12_000, 300)) * np.geomspace(1, 0.01, 300)
+    many, few = (parted_rows.faint_directions(rows[:n].astype(np.float32)).shape[1] for n in (12_000, 600))
+    assert many < 130 and few > 160

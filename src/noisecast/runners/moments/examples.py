@@ -25,9 +25,7 @@ from noisecast.runners.moments.parted_rows import (
 
 # Test examples, above which some stand for all: at most, and as a multiple of the training examples that do.
 LARGEST_TEST, TEST_SHARE = 50_000, 4
-FEW_COLUMNS = (
-    200  # beside the block: where they do much together, all of them go into it, no more than directions would
-)
+ALL_TAKEN = 200  # columns beside the block that do much together, and all go into it: no more than directions would
 MOST_IN_PAIRS = 1_000  # rows that say how far columns move together
 COLUMNS_AT_ONCE, ROWS_AT_ONCE = 75, 1_000  # of the block
 
@@ -161,7 +159,7 @@ class Examples(NamedTuple):
             joint = joint_directions(train.rest * alone.astype(np.float32))
             train = _split(features, problem.train, chosen, order, joint)
         if train.together > MUCH_TOGETHER:
-            are_few = train.rest.shape[1] <= FEW_COLUMNS
+            are_few = train.rest.shape[1] <= ALL_TAKEN
             order, joint = (by_energy, None) if are_few else (order, faint_directions(train.rest))
             train = _split(features, problem.train, chosen, order, joint)
         test = held_out = None
