@@ -27,7 +27,7 @@ from noisecast import (
 )
 from noisecast.problems.datasets import Dataset, bundled
 from noisecast.runners import Training, moments
-from noisecast.runners.moments import Moments, logistic, parted_rows
+from noisecast.runners.moments import Moments, examples, logistic, parted_rows
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.theory import sgd_moments
 
@@ -278,6 +278,7 @@ def test_time_steps_have_converged_where_forces_are_flat(monkeypatch):
 def test_variances_alone_are_close_and_covariances_matter(monkeypatch):
     monkeypatch.setattr(parted_rows, "MOST_JOINT", 0)
     monkeypatch.setattr(parted_rows, "MOST_FAINT", 0)
+    monkeypatch.setattr(examples, "ALL_TAKEN", 0)
     moments._prepared.cache_clear()
     full, half, none = (final_loss(Moments(full_covariance_features=k)) for k in (60, 30, 0))
     assert half == pytest.approx(full, rel=0.03)

@@ -12,9 +12,9 @@ MOST_JOINT, JOINT_SHARE = 48, 0.0075
 # The same where columns do more than so much of what they do together beside these, as overlapping neighbourhoods do;
 # but no direction that a few rows of independent columns would have by chance, 1/n to 4/n.
 MUCH_TOGETHER, MOST_FAINT, FAINT_SHARE, BY_CHANCE = 0.15, 200, 0.001, 2.0
-# Of no more columns than so many, and rows than so often as many, even fainter ones: what these columns do together by
-# chance they do in training, too.
-FEW_COLUMNS, FEW_ROWS, FAINTEST_SHARE = 450, 4, 1e-4
+# Of so many columns at most, and rows between so often as many, even fainter ones: what such columns do together by
+# chance they do in training, too. With fewer rows examples push what that makes of their outputs away.
+FEW_COLUMNS, FEW_ROWS, FAINTEST_SHARE = 450, (1.25, 4), 1e-4
 ROWS_OF_JOINT, SUBSPACE_STEPS = 8_000, 6
 # Columns beside these directions that have company: of a squared correlation of so much. They are looked for among
 # random combinations of so many rows, by which one of `LIKELY` may be; dense columns on so many rows.
@@ -118,7 +118,7 @@ def joint_directions(rest: Any) -> np.ndarray:
 def faint_directions(rest: Any) -> np.ndarray:
     """The same of less energy each, where columns do much together beside those of more; (p - K, r)."""
     num_rows, num_columns = rest.shape
-    if num_columns <= FEW_COLUMNS and num_rows < FEW_ROWS * num_columns:
+    if num_columns <= FEW_COLUMNS and FEW_ROWS[0] < num_rows / max(num_columns, 1) < FEW_ROWS[1]:
         return _directions(rest, MOST_FAINT, FAINTEST_SHARE)
     return _directions(rest, MOST_FAINT, max(FAINT_SHARE, BY_CHANCE / max(num_rows, 1)))
 
