@@ -279,6 +279,6 @@ def test_what_columns_do_together_beside_their_company():
 
 def test_what_few_rows_do_together_by_chance_is_kept():
     """Of columns that are independent, and the smaller the fainter."""
-    rows = np.random.default_rng(SEED_DATA).normal(size=(12_000, 300)) * np.geomspace(1, 0.01, 300)
-    many, few = (parted_rows.faint_directions(rows[:n].astype(np.float32)).shape[1] for n in (12_000, 600))
-    assert many < 130 and few > 160
+    rows = np.random.default_rng(SEED_DATA).normal(size=(2000, 100)) * np.geomspace(1, 0.01, 100)
+    many, few = (parted_rows.faint_directions(rows[:n].astype(np.float32)).shape[1] for n in (2000, 200))
+    assert many < 55 and few > 65
