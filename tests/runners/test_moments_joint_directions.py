@@ -57,6 +57,7 @@ def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
 def test_groups_of_equal_columns_are_one_direction_each(monkeypatch):
     """Ten groups of twenty noisy copies, none of them in the block: as with all in it, within two per cent."""
     monkeypatch.setattr(examples, "ALL_TAKEN", 0)
+    monkeypatch.setattr(parted_rows, "FEW_ROWS", (0, 0))
     rng = np.random.default_rng(SEED_DATA)
     groups = rng.normal(size=(500, 10))
     features = ((groups[:, np.arange(200) % 10] + 0.1 * rng.normal(size=(500, 200))) / 14).astype(np.float32)
