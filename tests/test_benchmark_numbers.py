@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 
@@ -222,6 +223,11 @@ def test_cells_are_trained_until_they_are_known(monkeypatch):
     assert last["trained_sem"] <= 0.02 * last["trained_mean"] and abs(last["error"]) < 0.1
     row = forecast_generated._row(found)
     assert row[:3] == ["1", "0", "1"] and row[3] == row[5] == row[6]
+    known = found.assign(data="breast_cancer", forecast=1.0, forecast_std=1.0, status="diverged", error=9.0)
+    again = forecast_generated.forecast_again(problem, known, 64)
+    pd.testing.assert_frame_equal(again, found, check_dtype=False)
+    with pytest.raises(SystemExit, match="with batches of 32, got others"):
+        forecast_generated.forecast_again(problem, known, 32)
 
 
 # --- networks ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,11 @@ makes third cumulants: with A = K J the rates at which weights forget, gains K i
 Cov(z_i, z_l) of the weights t steps apart, and the answer to a push at x_l. It is small where outputs have hundreds of
 directions of their own and there are many more examples, and large where examples are neighbours of each other in few,
 or one label is rare, or there are about as many examples as directions: then each skews itself (l = i), as far as
-`own_push` does not know of it. To next order rho_l'' has rho_l''' kappa_3(z_l)/Var z_l added to it.
+`own_push` does not know of it. A, K, V and rho'' are those of their time (`Past`), and with x = (z - E z)/std z
+
+    rho'' = E[rho (x^2 - x E x^3 - 1)]/Var z,
+
+what of Cov(z^2, rho) is not of the straight force Cov(z, rho)/Var z: E rho'' of a Gaussian.
 
 The output then is that of x + gamma (x^2 - 1), x of the law without, gamma = kappa_3/(6 std^3) (`output_law.SkewLaw`).
 Cov(z, rho)/Var z is less than E rho': a skew output is held less, and its variance larger. Own derivation.
@@ -26,11 +30,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from noisecast.theory.output_law import SMALLEST_STD
+
 Array = Any
 TIMES = 8  # back from now, at which what examples do to each other is read
 LEAST_SKEW = 0.05  # of an output, on average: less is not told from none
 PROBED = 100  # examples, by which it is told whether there is any
-SMALLEST_STD = 1e-3  # of an output, of which a quotient is taken
 LARGEST = 0.15  # gamma: beyond it a density would fall below nothing close to the middle
 
 
@@ -92,23 +97,45 @@ class Past(NamedTuple):
         """(q,) -> (q, m)."""
         return np.stack([_between(self.steps, self.bends, step) for step in steps])
 
-    def pushes(self, rows: Array, steps: Array) -> tuple[Array, Array]:
-        """P V x_l and P K x_l, P what is left today of a push at each step.
+    def left(self, steps: Array) -> list[tuple[Array, Array]]:
+        """P V and P K, P what is left today of a push at each step.
 
         Args:
-          rows: x_l; (m, k).   steps: falling; (q,).
-        Returns: (k, q m) float32 each, all rows of a step beside each other.
+          steps: falling; (q,).
+        Returns: q pairs; (k, k) each.
         """
-        pushed, covariances, answers = rows.T.astype(np.float64), list[Array](), list[Array]()
-        after, spans = np.eye(rows.shape[1]), list(self.spans)
+        found, spans = list[tuple[Array, Array]](), list(self.spans)
+        after = np.eye(len(spans[-1].gain))
         for step in steps:
             while step < spans[-1].start and len(spans) > 1:
                 after = after @ spans[-1].left(spans[-1].end - spans[-1].start)
                 spans.pop()
             left = after @ spans[-1].left(spans[-1].end - step)
-            covariances.append((left @ spans[-1].covariance(step)) @ pushed)
-            answers.append((left * spans[-1].gain) @ pushed)
-        return np.hstack(covariances).astype(np.float32), np.hstack(answers).astype(np.float32)
+            found.append((left @ spans[-1].covariance(step), left * spans[-1].gain))
+        return found
+
+
+class _Pushes(NamedTuple):
+    """Of an integral over the past: what is left at some times (`Past.left`), bends then, and shares of the times.
+
+    Args:
+      left: q pairs; (k, k) each.   weights: -rho_l''/2 of the examples times the shares; (q, m).
+    """
+
+    left: list[tuple[Array, Array]]
+    weights: Array
+
+    @classmethod
+    def of(cls, past: Past) -> "_Pushes":
+        times, shares = _times(past.spans[-1].fastest, past.spans[-1].end)
+        steps = past.spans[-1].end - times
+        return cls(past.left(steps), shares[:, None] * past.bends_at(steps) / -2)
+
+    def at(self, rows: Array) -> tuple[Array, Array]:
+        """P V x_l and P K x_l of rows; (k, q m) float32 each, all rows of a time beside each other."""
+        pushed = rows.T.astype(np.float64)
+        covariances, answers = (np.hstack([each @ pushed for each in kind]) for kind in zip(*self.left, strict=True))
+        return covariances.astype(np.float32), answers.astype(np.float32)
 
 
 class CollectiveSkew(NamedTuple):
@@ -149,20 +176,18 @@ class CollectiveSkew(NamedTuple):
         Returns: CollectiveSkew; none where a part of the rows has less than `LEAST_SKEW`.
         """
         part = slice(None, None, max(1, len(rows) // PROBED))
-        probe = cls._by(rows[part], std[part], own[part], past, part, num_examples)
+        pushes, own = _Pushes.of(past), own / num_examples
+        probe = cls._by(rows[part], std[part], own[part], pushes._replace(weights=pushes.weights[:, part]))
         if not 6 * np.abs(_gamma(probe.few, std[part])).mean() >= LEAST_SKEW:
             return cls.none()
-        return cls._by(rows, std, own, past, slice(None), num_examples)
+        return cls._by(rows, std, own, pushes)
 
     @classmethod
-    def _by(cls, rows: Array, std: Array, own: Array, past: Past, part: slice, num_examples: int) -> "CollectiveSkew":
-        m, each = len(rows), np.arange(len(rows))
-        times, shares = _times(past.spans[-1].fastest, past.spans[-1].end)
-        steps = past.spans[-1].end - times
-        covariance, answer = past.pushes(rows, steps)
-        weights = shares[:, None] * past.bends_at(steps)[:, part] / -2
+    def _by(cls, rows: Array, std: Array, own: Array, pushes: _Pushes) -> "CollectiveSkew":
+        m, each, weights = len(rows), np.arange(len(rows)), pushes.weights
+        covariance, answer = pushes.at(rows)
         of_pair = _of_pushes(rows, covariance, answer).reshape(m, TIMES, m)
-        alone = np.einsum("mt,tm->m", of_pair[each, :, each], weights) * own / num_examples
+        alone = np.einsum("mt,tm->m", of_pair[each, :, each], weights) * own
         of_pair[each, :, each] = 0.0
         of_each = weights.ravel() / m
         few = of_pair.reshape(m, -1) @ of_each + alone
