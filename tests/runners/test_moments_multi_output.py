@@ -272,3 +272,20 @@ def test_embeddings_are_forecast_by_their_joint_directions(monkeypatch):
     apart = forecast(scenario, [])
     print(apart.metrics["loss"][-1] / mean - 1, apart.reasons)
     assert apart.metrics["loss"][-1] > 1.3 * mean and "move together" in " ".join(apart.reasons)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_what_is_left_of_columns_beside_their_directions(sparse, monkeypatch):
+    monkeypatch.setattr(parted_rows, "MOST_JOINT", 5)
+    monkeypatch.setattr(parted_rows, "JOINT_SHARE", 0.0)
+    monkeypatch.setattr(output_examples, "MOST_WEIGHTS_OF_ALL", 0)
+    monkeypatch.setattr(output_examples, "ROWS_AT_ONCE", 7)
+    rows = output_examples.OutputExamples.of(softmax_problem(sparse), 3, None).train
+    rest = rows.rest.toarray() if sparse else rows.rest
+    beside = rest - rest @ rows.joint @ rows.joint.T
+    assert rows.joint.shape == (P - 3, 5) and 0.2 < (beside**2).sum() / (rest**2).sum() < 0.8
+    rng = np.random.default_rng(SEED_DATA + 3)
+    variance, coefficients = rng.random((P - 3, M)), rng.random((len(rest), M))
+    np.testing.assert_allclose(rows.rest_variance(variance), beside**2 @ variance, rtol=1e-4, atol=1e-6)
+    along = (rest**2 - beside**2).T @ coefficients / len(rest)
+    np.testing.assert_allclose(rows.rest_moment_along(coefficients), along, rtol=1e-4, atol=1e-7)

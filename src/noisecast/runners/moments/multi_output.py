@@ -227,7 +227,8 @@ class _MultiOutputSolve:
         more = self._seen_noise(field.law)
         along = field.law.signal_variance[split:] + field.noise_along
         noise = share * more[split:] * np.maximum(found.variance[split:] - slope[split:] ** 2 * along, 0.0)
-        more = np.sqrt(gain_in_block(self.rows, more))
+        more, of_gradient = np.sqrt(gain_in_block(self.rows, more)), field.law.variance[split:]
+        of_directions = found.variance[split:]
         linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
         covariance = np.stack(
             [
@@ -237,7 +238,7 @@ class _MultiOutputSolve:
                     gain=gain[:, a],
                     noise=share
                     * np.outer(more[:, a], more[:, a])
-                    * self._block_noise(field, around, halfway, gain[:, a], found.variance[split:, a], a),
+                    * self._block_noise(field, around, halfway, gain[:, a], of_directions[:, a], of_gradient[:, a], a),
                     **linear,
                 )
                 for a in range(self.num_outputs)
@@ -268,8 +269,9 @@ class _MultiOutputSolve:
         return 1 + of_batches / max(self.num_outputs - 1, 1)
 
     def _block_noise(
-        self, field: _Field, around: _Weights, memory: Any, gain: np.ndarray, of_rest: np.ndarray, a: int
-    ) -> np.ndarray:
+        self, field: _Field, around: _Weights, memory: Any, gain: np.ndarray, of_rest: np.ndarray,
+        variance: np.ndarray, a: int,
+    ) -> np.ndarray:  # fmt: skip
         """Noise of output a's directions along the block's columns, without what the spread of the weights adds.
 
         Cov u counts that spread; the linear step counts it too, as eta^2 K J V J K.
@@ -278,7 +280,6 @@ class _MultiOutputSolve:
         spread = field.jacobian[a] @ around.covariance[a] @ field.jacobian[a]
         remembered = None if memory is None else memory[own, a]
         among = self.closure.covariance(field.mean[own, a], covariance[own, own], remembered)
-        variance = field.law.variance[self.split :, a]
         direction = direction_covariance(self.rows, among, covariance, gain, of_rest, variance)
         return direction - gain[:, None] * spread * gain
 

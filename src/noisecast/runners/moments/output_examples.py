@@ -8,7 +8,7 @@ import scipy.sparse
 
 from noisecast.problems.linear import MULTI_LABEL, MULTI_LABEL_MEAN, SOFTMAX, Labelled, Likelihood, LinearModel
 from noisecast.runners.moments.examples import matrix_of, subsample_of
-from noisecast.runners.moments.parted_rows import PartedRows, parted, row_dots
+from noisecast.runners.moments.parted_rows import PartedRows, parted
 from noisecast.theory.softmax_moments import INDEPENDENT_OUTPUTS, MEAN_OF_OUTPUTS, SOFTMAX_OUTPUTS, Nodes, OutputLaw
 
 LAWS: tuple[tuple[Likelihood, OutputLaw], ...] = (
@@ -18,6 +18,7 @@ LAWS: tuple[tuple[Likelihood, OutputLaw], ...] = (
 )
 MOST_IN_PAIRS = 1000  # examples that say how far columns move together
 ROUNDING = 1e-5  # of a sum in single precision: a smaller difference of two such is none
+ROWS_AT_ONCE = 4_096  # whose products of directions are held at once
 MOST_LOGITS = 2_500_000  # examples times outputs; more examples are left out
 MOST_BLOCK_WEIGHTS = 500  # weights with covariances: that many, divided by the outputs, are the features in the block
 # Unless all fit: then none is left to variances, which know nothing of columns that move together, as pixels do.
@@ -66,14 +67,29 @@ class OutputRows(PartedRows):
 
     def rest_moment_along(self, coefficients: np.ndarray) -> np.ndarray:
         """What of it is along V: (1/n) sum_i c_ia (x_ij^2 - y_ij^2), y_i what is left of x_i beside V; (p - K, m)."""
+        c = (coefficients / self.num_examples).astype(np.float32)
+        if not self.joint.shape[1]:
+            return np.zeros((self.rest.shape[1], c.shape[1]))
+        squares = _squared_products(self.joint, self.block[:, self.split :], c)
+        return (self.crossed_t @ c - squares).astype(np.float64)
+
+    @cached_property
+    def crossed(self) -> Any:
+        """2 x_ij sum_k V_jk r_ik, of which y_ij^2 = x_ij^2 - that + (sum_k V_jk r_ik)^2; as the rest."""
         along = self.block[:, self.split :]
-        found = np.zeros((self.rest.shape[1], coefficients.shape[1]))
-        if along.shape[1]:
-            for a, of_one in enumerate((coefficients / self.num_examples).astype(np.float32).T):
-                weighted = along * of_one[:, None]
-                moved = 2 * (self.rest_t @ weighted) - self.joint @ (along.T @ weighted)
-                found[:, a] = row_dots(self.joint, moved)
-        return found
+        if not scipy.sparse.issparse(self.rest):
+            return 2 * self.rest * (along @ self.joint.T)
+        rows = np.repeat(np.arange(self.num_examples), np.diff(self.rest.indptr))
+        shadow = np.zeros(len(rows), np.float32)
+        for of_rows, of_columns in zip(along.T, self.joint.T, strict=True):
+            shadow += of_rows[rows] * of_columns[self.rest.indices]
+        return scipy.sparse.csr_array(
+            (2 * self.rest.data * shadow, self.rest.indices, self.rest.indptr), self.rest.shape
+        )
+
+    @cached_property
+    def crossed_t(self) -> Any:
+        return _transposed(self.crossed)
 
     def block_variance(self, covariance: np.ndarray) -> np.ndarray:
         """x_i' V_a x_i in the block; (n, m)."""
@@ -84,13 +100,11 @@ class OutputRows(PartedRows):
 
     def rest_variance(self, variance: np.ndarray) -> np.ndarray:
         """Variance of what independent weights of the rest add to a logit, beside V; (n, m) from (p - K, m)."""
-        whole, along = self.rest_squared @ variance.astype(np.float32), self.block[:, self.split :]
-        if not along.shape[1]:
+        of_rest = variance.astype(np.float32)
+        whole = self.rest_squared @ of_rest
+        if not self.joint.shape[1]:
             return whole
-        found = whole.copy()
-        for a, of_one in enumerate(variance.T):
-            weighted = of_one[:, None].astype(np.float32) * self.joint
-            found[:, a] -= row_dots(along, 2 * (self.rest @ weighted) - along @ (self.joint.T @ weighted))
+        found = whole - self.crossed @ of_rest + _squared_products(self.block[:, self.split :], self.joint, of_rest)
         return np.where(found > ROUNDING * whole, found, 0)
 
     def take(self, chosen: np.ndarray) -> "OutputRows":
@@ -150,6 +164,25 @@ def _split(
     np.put_along_axis(targets, labels, 1.0, axis=1)
     lengths = np.sqrt(np.asarray(data.rows.squared_norms, np.float64)[at] + 1)
     return OutputRows(block, rest, joint, targets[:, :-1], lengths)
+
+
+def _squared_products(one: np.ndarray, other: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """sum_j c_ja (one_i . other_j)^2; (n, m) from (n, r), (p, r) and (p, m).
+
+    By the r (r + 1)/2 products of two components that each has: of all outputs at once.
+    """
+    first, second = np.triu_indices(one.shape[1])
+
+    def products(of: np.ndarray) -> np.ndarray:
+        return of[:, first] * of[:, second]
+
+    moments = np.zeros((len(first), coefficients.shape[1]), np.float32)
+    for begin in range(0, len(other), ROWS_AT_ONCE):
+        chosen = slice(begin, begin + ROWS_AT_ONCE)
+        moments += products(other[chosen]).T @ coefficients[chosen]
+    moments *= np.where(first == second, 1, 2)[:, None].astype(np.float32)
+    parts = [one[begin : begin + ROWS_AT_ONCE] for begin in range(0, len(one), ROWS_AT_ONCE)]
+    return np.concatenate([products(part) @ moments for part in parts])
 
 
 def _transposed(matrix: Any) -> Any:
