@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 # Files whose text is compiled, or is a constant of what is.
-_SOURCES = ("compiled.py", "engines/_*.py", "privacy/*_noise.py", "runners/moments/factorization.py")
+_SOURCES = ("compiled.py", "engines/_*.py", "privacy/*_noise.py", "runners/moments/factorization*.py")
 
 
 def source_files() -> list[Path]:

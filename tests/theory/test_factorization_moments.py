@@ -98,8 +98,9 @@ def test_variance_of_squares_is_that_of_samples():
     mean, variance = np.array([0.5, -1.0, 2.0]), np.array([1.0, 0.3, 0.2])
     errors = mean + np.sqrt(variance) * np.random.default_rng(SEED_SQUARES).normal(size=(400_000, 3))
     measured = float(np.var(np.sum(errors**2, axis=1)))
-    assert measured == pytest.approx(variance_of_squares(mean, variance), rel=0.02)
-    assert measured != pytest.approx(variance_of_squares(mean, 1.05 * variance), rel=0.02)
+    assert measured == pytest.approx(variance_of_squares(mean, variance, variance), rel=0.02)
+    assert measured != pytest.approx(variance_of_squares(mean, 1.05 * variance, variance), rel=0.02)
+    assert measured != pytest.approx(variance_of_squares(mean, variance, 0.9 * variance), rel=0.02)
 
 
 def decay(num_steps, rates, num_stages, end=1.0):

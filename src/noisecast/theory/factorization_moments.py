@@ -27,12 +27,14 @@ class ClippedError(NamedTuple):
     """Expectations of r(e) = clamp(e, -b, b) for Gaussian e; (n,) each.
 
     Args:
-      push: E r.   slope: E r' = Cov(e, r)/Var e (Stein).   square: E r^2.   clip_fraction: P(|e| > b).
+      push: E r.   slope: E r' = Cov(e, r)/Var e (Stein).   square: E r^2.
+      by_bound: d E r/db = P(e > b) - P(e < -b).   clip_fraction: P(|e| > b).
     """
 
     push: Array
     slope: Array
     square: Array
+    by_bound: Array
     clip_fraction: Array
 
     def times(self, weight: float) -> "ClippedError":
@@ -42,8 +44,8 @@ class ClippedError(NamedTuple):
           weight: of each example's error in its gradient; >= 0.
         Returns: ClippedError with the same clip fraction.
         """
-        push, slope, square = (weight * part for part in self[:3])
-        return self._replace(push=push, slope=slope, square=square)
+        push, slope, square, by_bound = (weight * part for part in self[:4])
+        return ClippedError(push, slope, square, by_bound, self.clip_fraction)
 
 
 def clipped_error(mean: Array, variance: Array, bound: Array) -> ClippedError:
@@ -71,6 +73,7 @@ def clipped_error(mean: Array, variance: Array, bound: Array) -> ClippedError:
         push=finite * (above - below) + first,
         slope=inside,
         square=finite**2 * (above + below) + np.maximum(second, 0.0),
+        by_bound=above - below,
         clip_fraction=below + above,
     )
 
@@ -96,17 +99,18 @@ def remaining_share(share: Array, *, spread: Array, noise: Array, damping: Array
     return np.clip(settled + (share - settled) * faded, 0.0, 1.0)
 
 
-def variance_of_squares(error_mean: Array, error_variance: Array) -> float:
-    """Var sum_i e_i^2 of independent Gaussian errors, sum_i 2 q_i^2 + 4 e_i^2 q_i.
+def variance_of_squares(error_mean: Array, error_variance: Array, of_two: Array) -> float:
+    """What of Var sum_i e_i^2 is quadratic in the rows: sum_i 2 q_i^2 + 4 e_i^2 b_i, independent from rating to rating.
 
     Args:
       error_mean, error_variance: e_i and q_i of each rating's error; (n,).
+      of_two: b_i, what of q_i the fluctuations of both rows make, sum_l v_ul v_wl; (n,).
     Returns: () >= 0.
 
-    >>> variance_of_squares(np.array([0.0, 1.0]), np.array([1.0, 1.0]))
-    8.0
+    >>> variance_of_squares(np.array([0.0, 1.0]), np.array([1.0, 1.0]), np.array([1.0, 0.5]))
+    6.0
     """
-    return float(np.sum(2 * error_variance**2 + 4 * error_mean**2 * error_variance))
+    return float(np.sum(2 * error_variance**2 + 4 * error_mean**2 * of_two))
 
 
 # --- Stabilised steps ---------------------------------------------------------------------------------------------

@@ -54,13 +54,14 @@ def mean_loss_std(
     return math.sqrt(max(_variance_of_mean(pairs, own, num_examples), 0.0))
 
 
-def std_of_mean(losses: Array, num_examples: int) -> float:
+def std_of_mean(losses: Array, num_examples: int, *, more: float = 0.0) -> float:
     """Standard deviation over runs of the mean loss of num_examples, from the losses of m of them in some runs.
 
     By the covariances of pairs, as `mean_loss_std`: the mean of m alone would count each example's own part 1/m times.
 
     Args:
       losses: of a run and an example; (runs, m).   num_examples: >= m.
+      more: by which the mean's variance over all runs is known to differ from that over these; [loss^2].
     Returns: () >= 0 [loss].
 
     >>> std_of_mean(np.array([[1.0, 1.0], [-1.0, -1.0]]), 10)      # they move together
@@ -70,7 +71,7 @@ def std_of_mean(losses: Array, num_examples: int) -> float:
     0.1
     """
     m, own = losses.shape[1], losses.var(axis=0)
-    pairs = _mean_of_pairs(float(losses.sum(axis=1).var() - own.sum()), m)
+    pairs = _mean_of_pairs(float(losses.sum(axis=1).var() - own.sum()), m) + more
     return math.sqrt(max(_variance_of_mean(pairs, float(own.mean()), num_examples), 0.0))
 
 

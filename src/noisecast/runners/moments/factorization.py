@@ -12,8 +12,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from noisecast.compiled import INLINE, njit
-from noisecast.problems.matrix_factorization import MatrixFactorization, RatedPairs
+from noisecast.problems.matrix_factorization import MatrixFactorization
+from noisecast.runners.moments.factorization_rows import (
+    Pairs,
+    Rows,
+    errors_of,
+    mean_squares,
+    pair_change,
+    pairs_of,
+    single,
+    sums_of,
+    variance_change,
+)
+from noisecast.runners.moments.factorization_spread import Leg, Past, Snapshot
 from noisecast.runners.moments.forecast import Forecast, Metrics, collected
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, expected_norm
@@ -31,21 +42,9 @@ LARGEST_LATTICE_STEP = 1.0  # the same where directions are not linear in gradie
 HOPELESS = 100.0  # the same: what explodes so is not followed, in however many stages
 LARGEST_GROWTH = 3.0  # of the sum of squares within one step of ours
 MOST_HALVINGS = 40
+MOST_NUMBERS = 250_000_000  # of a past, 1 GB: a longer one is not kept, and no spread over runs is said
 FEWEST_DIMS = 16  # of a row: the errors of fewer are no Gaussians
 LEAST_SHARE = 0.85  # mean D: with less left, rows that fit each other's noise are no longer independent
-
-
-class Pairs(NamedTuple):
-    """Ratings, sorted by user, and how many rows there are."""
-
-    users: np.ndarray
-    items: np.ndarray
-    labels: np.ndarray
-    num_rows: int
-
-    def sum_of(self, of_items: np.ndarray, of_users: np.ndarray) -> np.ndarray:
-        """By row: of its user's row sum_i of_items_i, of its item's row sum_i of_users_i; (R,)."""
-        return np.bincount(self.users, of_items, self.num_rows) + np.bincount(self.items, of_users, self.num_rows)
 
 
 class Prepared(NamedTuple):
@@ -67,142 +66,15 @@ def why_unsupported(scenario: Scenario) -> str | None:
 
 def prepare(problem: MatrixFactorization, settings: Any) -> Prepared:
     start = np.asarray(problem.initial_params(), np.float64).reshape(problem.num_rows, problem.dim)
-    test = None if problem.test is None else _pairs(problem.test, problem.num_rows)
-    return Prepared(_pairs(problem.train, problem.num_rows), test, start, 2 * problem.error_weight)
+    test = None if problem.test is None else pairs_of(problem.test, problem.num_rows)
+    return Prepared(pairs_of(problem.train, problem.num_rows), test, start, 2 * problem.error_weight)
 
 
 def forecast(scenario: Scenario, prepared: Prepared, record_at: Sequence[int], settings: Any) -> Forecast:
-    return _FactorSolve(scenario, prepared).forecast(record_at, settings.time_steps)
-
-
-def _pairs(rated: RatedPairs, num_rows: int) -> Pairs:
-    users, items, labels = (np.asarray(part) for part in (rated.users, rated.items, rated.labels))
-    order = np.argsort(users, kind="stable")
-    return Pairs(users[order], items[order], labels[order].astype(np.float64), num_rows)
-
-
-# --- What rows make of ratings ------------------------------------------------------------------------------------
-
-KERNEL: Any = {"fastmath": True, "nogil": True, "cache": True}
-
-
-@njit(**KERNEL)
-def _products(mean, variance, users, items, product, spread):
-    """<m_u, m_w> and s^2 of every rating."""
-    for i in range(len(users)):
-        mu, mw, vu, vw = mean[users[i]], mean[items[i]], variance[users[i]], variance[items[i]]
-        of_means, of_spread = np.float32(0.0), np.float32(0.0)
-        for j in range(len(mu)):
-            of_means += mu[j] * mw[j]
-            of_spread += vu[j] * (mw[j] * mw[j] + vw[j]) + vw[j] * mu[j] * mu[j]
-        product[i], spread[i] = of_means, of_spread
-
-
-@njit(**INLINE)
-def _add_to_row(force, curvature, own, other, spread, push, slope, held):
-    """spread: of the other row."""
-    for j in range(len(own)):
-        by = held * spread[j]
-        force[j] += push * other[j] + by * own[j]
-        curvature[j] += slope * other[j] * other[j] + by
-
-
-@njit(**KERNEL)
-def _row_sums(mean, variance, users, items, push, slope, held, force, curvature):
-    """By row, over its ratings: E[r x_w] = E r m_w + E r' v_w m_u (Stein), and E r' (m_w^2 + v_w), numberwise.
-
-    Of what moves with v_w only the share that own pushes have left holds: `held` is D E r'.
-    """
-    for i in range(len(users)):
-        u, w = users[i], items[i]
-        _add_to_row(force[u], curvature[u], mean[u], mean[w], variance[w], push[i], slope[i], held[i])
-        _add_to_row(force[w], curvature[w], mean[w], mean[u], variance[u], push[i], slope[i], held[i])
-
-
-@njit(**KERNEL)
-def _mean_squares(force, curvature, variance, of_force, signal):
-    """By row, means over its numbers: of force^2, and of curvature^2 v."""
-    dim = force.shape[1]
-    for r in range(len(force)):
-        squares, spread = 0.0, 0.0
-        for j in range(dim):
-            squares += force[r, j] * force[r, j]
-            spread += curvature[r, j] * curvature[r, j] * variance[r, j]
-        of_force[r], signal[r] = squares / dim, spread / dim
-
-
-@njit(**KERNEL)
-def _variance_change(rate, noise, curvature, variance, change, total, fading):
-    """Of every variance, a step: noise - (1 - (1 - x)^2) v, x = rate times curvature; (1 - x)^2 is 0 beyond x = 1,
-    where the closure is out of its depth anyway. By row their sum, and the share of it by which x draws it down.
-    """
-    for r in range(len(variance)):
-        all_of_row, pulled = 0.0, 0.0
-        for j in range(variance.shape[1]):
-            pull = rate[r] * curvature[r, j]
-            change[r, j] = noise[r] - pull * (2 - min(pull, 1.0)) * variance[r, j]
-            all_of_row += variance[r, j]
-            pulled += pull * variance[r, j]
-        total[r], fading[r] = all_of_row, pulled / max(all_of_row, 1e-300)
-
-
-@njit(**KERNEL)
-def _pair_change(users, items, push, gain, total, fading, pair, change):
-    """Of every rating's c, a step: its own push, and what fades with its two rows."""
-    for i in range(len(users)):
-        u, w = users[i], items[i]
-        change[i] = -push[i] * (gain[u] * total[w] + gain[w] * total[u]) - (fading[u] + fading[w]) * pair[i]
-
-
-def _single(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32, copy=False)
-
-
-def _errors(pairs: Pairs, mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """<m_u, m_w> - y and s^2; (n,) each."""
-    product, spread = np.empty(len(pairs.labels), np.float32), np.empty(len(pairs.labels), np.float32)
-    _products(_single(mean), _single(variance), pairs.users, pairs.items, product, spread)
-    return product - pairs.labels, spread.astype(np.float64)
-
-
-def _sums(
-    pairs: Pairs, mean: np.ndarray, variance: np.ndarray, push: np.ndarray, slope: np.ndarray, share: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean gradient and the diagonal of its Jacobian, of the mean over ratings; (R, dim) each."""
-    force, curvature = np.zeros(mean.shape, np.float32), np.zeros(mean.shape, np.float32)
-    rows = _single(mean), _single(variance)
-    pushes, slopes, held = (_single(each / len(pairs.labels)) for each in (push, slope, share * slope))
-    _row_sums(rows[0], rows[1], pairs.users, pairs.items, pushes, slopes, held, force, curvature)
-    return force.astype(np.float64), curvature.astype(np.float64)
+    return _FactorSolve(scenario, prepared, settings).forecast(record_at, settings.time_steps)
 
 
 # --- The time steps -----------------------------------------------------------------------------------------------
-
-
-class _Rows(NamedTuple):
-    """Gaussian rows in the current basis.
-
-    Args:
-      mean, variance: (R, dim) each.   pair: c of every rating; (n,).
-    """
-
-    mean: np.ndarray
-    variance: np.ndarray
-    pair: np.ndarray
-
-    @classmethod
-    def of(cls, flat: np.ndarray, shape: tuple[int, int]) -> "_Rows":
-        size = shape[0] * shape[1]
-        return cls(flat[:size].reshape(shape), flat[size : 2 * size].reshape(shape), flat[2 * size :])
-
-    @property
-    def flat(self) -> np.ndarray:
-        return np.concatenate([self.mean.ravel(), self.variance.ravel(), self.pair])
-
-    @property
-    def squared_lengths(self) -> np.ndarray:
-        """E|x_r|^2; (R,)."""
-        return (self.mean**2 + self.variance).sum(axis=1)
 
 
 class _Field(NamedTuple):
@@ -211,6 +83,7 @@ class _Field(NamedTuple):
     Args:
       errors, spread: E e and s^2; (n,) each.   squared_lengths: E|x_r|^2; (R,).
       clipped: of 2 w e, times n over the declared size.
+      lever: d E r/d(|x_u|^2/2) by the bound C/|(x_u, x_w)|; (n,).
       force, curvature: mean clipped gradient and its Jacobian's diagonal; (R, dim).
       law: of the private gradient, in the original basis; mean (R, dim), all else by row (R, 1).
     """
@@ -219,6 +92,7 @@ class _Field(NamedTuple):
     spread: np.ndarray
     clipped: ClippedError
     squared_lengths: np.ndarray
+    lever: np.ndarray
     force: np.ndarray
     curvature: np.ndarray
     law: GradientLaw
@@ -234,7 +108,7 @@ class _Directions(NamedTuple):
     noise: np.ndarray
 
 
-def _tame(before: _Rows, after: _Rows) -> bool:
+def _tame(before: Rows, after: Rows) -> bool:
     """Whether rows grew little enough that curvatures met on the way are those of the start."""
     return bool(after.squared_lengths.sum() <= LARGEST_GROWTH * before.squared_lengths.sum())
 
@@ -242,7 +116,7 @@ def _tame(before: _Rows, after: _Rows) -> bool:
 class _FactorSolve:
     """The time steps of one scenario."""
 
-    def __init__(self, scenario: Scenario, prepared: Prepared):
+    def __init__(self, scenario: Scenario, prepared: Prepared, settings: Any):
         self.prepared, self.pairs = prepared, prepared.train
         self.mechanism, self.num_steps = scenario.mechanism, scenario.num_steps
         self.learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
@@ -255,16 +129,23 @@ class _FactorSolve:
         self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
         of_a_batch = self.fill * self.mechanism.expected_batch_size * self.ratings_of / len(self.pairs.labels)
         self.presence = np.maximum(-np.expm1(-of_a_batch), 1e-12)[:, None]
+        self.loss_alone, self.turn, self.leg = settings.loss_alone, np.eye(self.shape[1]), None
+        # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
+        self.of_batch, of_both = (float(self.mechanism.sampler.batch_noise_variance(m, 1.0)) for m in (0.0, 1.0))
+        self.of_mean = self.of_batch - of_both
 
     def forecast(self, record_at: Sequence[int], time_steps: int) -> Forecast:
         # Rows grow from small ones ever faster, and their noise as the root of time: steps that lengthen with time.
         grid = np.rint(self.num_steps * (np.arange(time_steps + 1) / time_steps) ** 2).astype(int).tolist()
         stops = sorted({*grid, *record_at})
-        at = _Rows(self.prepared.start, np.zeros(self.shape), np.zeros(len(self.pairs.labels)))
+        is_short = len(stops) * (2 * self.prepared.start.size + 5 * len(self.pairs.labels)) <= MOST_NUMBERS
+        self.past = Past(self.pairs.users, self.pairs.items, is_kept=is_short and not self.loss_alone)
+        at = Rows(self.prepared.start, np.zeros(self.shape), np.zeros(len(self.pairs.labels)))
         recorded = {}
         for step, end in zip(stops, [*stops[1:], None]):
             at = self._turned(at) if self.is_finite else at
             field = self._field(at, self.share)
+            self.past.add(self._snapshot(at, field), self.leg)
             if step in record_at:
                 recorded[step] = self._metrics(at, field), self._out_of_depth()
             if end is not None:
@@ -275,73 +156,92 @@ class _FactorSolve:
     def _largest_step(self) -> float:
         return LARGEST_STEP if self.closure.is_linear else LARGEST_LATTICE_STEP
 
-    def _turned(self, at: _Rows) -> _Rows:
+    def _turned(self, at: Rows) -> Rows:
         """In the basis where means, weighted by ratings, are uncorrelated: there variances alone say most."""
         _, turn = np.linalg.eigh((at.mean * self.ratings_of[:, None]).T @ at.mean)
-        self.basis = self.basis @ turn
-        return _Rows(at.mean @ turn, at.variance @ turn**2, at.pair)
+        self.basis, self.turn = self.basis @ turn, turn
+        return Rows(at.mean @ turn, at.variance @ turn**2, at.pair)
 
-    def _reach(self, at: _Rows, field: _Field, step: int, end: int) -> _Rows:
+    def _reach(self, at: Rows, field: _Field, step: int, end: int) -> Rows:
         """From `step` to `end`, in several steps where rows grow too much for one."""
         while self.is_finite and step < end:
             length = end - step
-            after, memory, share = self._advance(at, field, step, length)
+            after, memory, share, leg = self._advance(at, field, step, length)
             while length > 1 and self.halvings < MOST_HALVINGS and not _tame(at, after):
                 length, self.halvings = length // 2, self.halvings + 1
-                after, memory, share = self._advance(at, field, step, length)
-            at, self.memory, self.share = after, memory, share
+                after, memory, share, leg = self._advance(at, field, step, length)
+            at, self.memory, self.share, self.leg = after, memory, share, leg
             self.is_finite = bool(np.isfinite(at.flat).all())
             step += length
             if step < end:
                 field = self._field(at, share)
+                self.turn = np.eye(self.shape[1])
+                self.past.add(self._snapshot(at, field), leg)
         return at
 
-    def _advance(self, at: _Rows, field: _Field, step: int, num_steps: int) -> tuple[_Rows, Any, np.ndarray]:
+    def _advance(self, at: Rows, field: _Field, step: int, num_steps: int) -> tuple[Rows, Any, np.ndarray, Leg]:
         """Memory and D half-way, the rows with these, then memory and D to the end."""
         halfway = self.closure.memory(self.memory, field.law, step, max(1, num_steps // 2))
         noise_share = self.closure.noise_share(step, num_steps)
         before = self._directions(field, halfway, noise_share)
         steepest = 2.2 * self.learning_rate * float(np.max(before.gain * self._steepest_of_rows(at, field)))
         self.steepest = max(self.steepest, steepest)
+        leg = self._leg(field, before, noise_share, num_steps, steepest)
         if not steepest <= HOPELESS:
-            return _Rows.of(np.full_like(at.flat, np.nan), self.shape), self.memory, self.share
+            return Rows.of(np.full_like(at.flat, np.nan), self.shape), self.memory, self.share, leg
         kept = self._renewal(field, before)
         spread = field.spread + kept["noise"] * num_steps / 4  # on average until half-way
         share = remaining_share(self.share, spread=spread, num_steps=num_steps / 2, **kept)
 
         def change(flat: np.ndarray) -> np.ndarray:
-            rows = _Rows.of(flat, self.shape)
+            rows = Rows.of(flat, self.shape)
             there = self._field(rows, share)
             return self._change(rows, there, self._directions(there, halfway, noise_share))
 
         stages = stages_for(steepest * num_steps)
         flat = chebyshev_step(change, at.flat, change(at.flat), num_steps, stages)
-        after = _Rows.of(flat, self.shape)
+        after = Rows.of(flat, self.shape)
         after = after._replace(variance=np.maximum(after.variance, 0.0))
-        spread = (field.spread + _errors(self.pairs, after.mean, after.variance)[1]) / 2
+        spread = (field.spread + errors_of(self.pairs, after.mean, after.variance)[1]) / 2
         share = remaining_share(self.share, spread=spread, num_steps=num_steps, **kept)
-        return after, self.closure.memory(self.memory, field.law, step, num_steps), share
+        return after, self.closure.memory(self.memory, field.law, step, num_steps), share, leg
 
-    def _field(self, at: _Rows, share: np.ndarray) -> _Field:
+    def _snapshot(self, at: Rows, field: _Field) -> Snapshot:
+        clipped, count = field.clipped, len(field.errors)
+        slope = self.prepared.slope * clipped.slope
+        of_ratings = (part / count for part in (clipped.push, slope, self.share * slope, field.lever, clipped.square))
+        return Snapshot(at.mean, at.variance, self.turn, *of_ratings)
+
+    def _leg(self, field: _Field, directions: _Directions, noise_share: float, num_steps: int, steepest: float) -> Leg:
+        pull = self.learning_rate * directions.gain
+        of_batch = (field.law.noise_variance - field.law.privacy_variance)[:, 0]
+        independent = np.maximum(directions.noise - noise_share * pull**2 * of_batch, 0.0)
+        pull, independent = (single(part[:, None]) for part in (pull, independent))
+        shares = noise_share * self.of_batch, noise_share * self.of_mean
+        return Leg(num_steps, steepest * num_steps, pull, independent, *shares)
+
+    def _field(self, at: Rows, share: np.ndarray) -> _Field:
         users, items, slope = self.pairs.users, self.pairs.items, self.prepared.slope
-        mean, variance = _single(at.mean), _single(at.variance)
-        errors, spread = _errors(self.pairs, mean, variance)
+        mean, variance = single(at.mean), single(at.variance)
+        errors, spread = errors_of(self.pairs, mean, variance)
         errors += at.pair
         squares = at.squared_lengths
-        bound = self.mechanism.l2_clip_norm / np.sqrt(squares[users] + squares[items])
+        of_both = squares[users] + squares[items]
+        bound = self.mechanism.l2_clip_norm / np.sqrt(of_both)
         clipped = clipped_error(slope * errors, slope**2 * share * spread, bound).times(self.fill)
-        force, curvature = _sums(self.pairs, mean, variance, clipped.push, slope * clipped.slope, share)
+        force, curvature = sums_of(self.pairs, mean, variance, clipped.push, slope * clipped.slope, share)
         second = self.pairs.sum_of(clipped.square * squares[items], clipped.square * squares[users])
         second /= len(errors) * self.shape[1]
         of_force, signal = np.empty(len(force)), np.empty(len(force))
-        _mean_squares(force, curvature, at.variance, of_force, signal)
+        mean_squares(force, curvature, at.variance, of_force, signal)
         batch = self.mechanism.sampler.batch_noise_variance(np.sqrt(of_force), second)
         noise = np.maximum(batch + self.mechanism.mean_noise_std**2, 1e-30)
         law = GradientLaw(
             force @ self.basis.T, signal[:, None], noise[:, None],
             presence=self.presence, privacy_variance=self.mechanism.mean_noise_std**2,
         )  # fmt: skip
-        return _Field(errors, spread, clipped, squares, force, curvature, law)
+        lever = -clipped.by_bound * bound / of_both
+        return _Field(errors, spread, clipped, squares, lever, force, curvature, law)
 
     def _directions(self, field: _Field, memory: Any, noise_share: float) -> _Directions:
         found = self.closure.response(field.law, memory)
@@ -349,15 +249,15 @@ class _FactorSolve:
         left = np.maximum(variance - gain**2 * field.law.signal_variance[:, 0], 0.0)
         return _Directions(found.expected, gain, self.learning_rate**2 * noise_share * left)
 
-    def _change(self, at: _Rows, field: _Field, directions: _Directions) -> np.ndarray:
-        """The expected step, and how variances and own pushes change with it; flat, as `_Rows`."""
+    def _change(self, at: Rows, field: _Field, directions: _Directions) -> np.ndarray:
+        """The expected step, and how variances and own pushes change with it; flat, as `Rows`."""
         eta, gain, num_rows = self.learning_rate, directions.gain, self.shape[0]
         flat = np.empty(2 * self.shape[0] * self.shape[1] + len(at.pair))
-        change, total, fading = _Rows.of(flat, self.shape), np.empty(num_rows), np.empty(num_rows)
+        change, total, fading = Rows.of(flat, self.shape), np.empty(num_rows), np.empty(num_rows)
         np.matmul(-eta * directions.expected, self.basis, out=change.mean)
-        _variance_change(eta * gain, directions.noise, field.curvature, at.variance, change.variance, total, fading)
+        variance_change(eta * gain, directions.noise, field.curvature, at.variance, change.variance, total, fading)
         push = eta / len(field.errors) * field.clipped.push
-        _pair_change(self.pairs.users, self.pairs.items, push, gain, total, fading, at.pair, change.pair)
+        pair_change(self.pairs.users, self.pairs.items, push, gain, total, fading, at.pair, change.pair)
         return flat
 
     def _renewal(self, field: _Field, directions: _Directions) -> dict[str, np.ndarray]:
@@ -371,7 +271,7 @@ class _FactorSolve:
         users, items = self.pairs.users, self.pairs.items
         return one[users] * other[items] + one[items] * other[users]
 
-    def _steepest_of_rows(self, at: _Rows, field: _Field) -> np.ndarray:
+    def _steepest_of_rows(self, at: Rows, field: _Field) -> np.ndarray:
         """The largest curvature within each row: of the means at most their trace, which one direction mostly has.
 
         The coupling of users with items can double it, and no more.
@@ -384,7 +284,7 @@ class _FactorSolve:
 
     # --- What is reported ---
 
-    def _metrics(self, at: _Rows, field: _Field) -> Metrics:
+    def _metrics(self, at: Rows, field: _Field) -> Metrics:
         metrics = self._loss(self.pairs, at, field.errors, self.share * field.spread, self.share, name="")
         metrics |= {
             "clip_fraction": field.clipped.clip_fraction.mean(),
@@ -394,35 +294,39 @@ class _FactorSolve:
         }
         if self.prepared.test is not None:
             unseen = self.prepared.test
-            errors, spread = _errors(unseen, at.mean, at.variance)
+            errors, spread = errors_of(unseen, at.mean, at.variance)
             found = self._loss(unseen, at, errors, spread, np.ones(len(errors)), name="test_")
             found.pop("test_gradient_norm")
             metrics |= found
         return {name: float(value) for name, value in metrics.items()}
 
     def _loss(
-        self, pairs: Pairs, at: _Rows, errors: np.ndarray, variance: np.ndarray, share: np.ndarray, *, name: str
+        self, pairs: Pairs, at: Rows, errors: np.ndarray, variance: np.ndarray, share: np.ndarray, *, name: str
     ) -> Metrics:
         """Mean loss, its spread over runs, and its gradient's length.
 
-        Its variance over runs is that of its linear and of its quadratic part in independent rows and errors. What
-        grows in all rows together is missed: where the loss has fallen far, runs may differ up to 2.5 times as much.
+        Its variance over runs is that of what is linear in the rows, followed through the run by `Past`, and of what is
+        quadratic: in rows and in errors, which are independent.
         """
         slope, count = self.prepared.slope, len(errors)
-        gradient, hessian = _sums(pairs, at.mean, at.variance, slope * errors, np.full(count, slope), share)
-        by_rows = np.sum(gradient**2 * at.variance) + np.sum((hessian * at.variance) ** 2) / 2
+        gradient, hessian = sums_of(pairs, at.mean, at.variance, slope * errors, np.full(count, slope), share)
         squared_error = float(np.mean(errors**2 + variance))
         lengths = at.squared_lengths
         of_errors = variance * (lengths[pairs.users] + lengths[pairs.items]) + errors**2 * (
             at.variance.sum(axis=1)[pairs.users] + at.variance.sum(axis=1)[pairs.items]
         )
         spread = np.sum(hessian**2 * at.variance) + np.sum((slope / count) ** 2 * of_errors)
-        return {
+        found = {
             f"{name}loss": slope / 2 * squared_error,
             f"{name}rmse": math.sqrt(squared_error) if squared_error >= 0 else math.nan,
-            f"{name}loss_std": math.sqrt(by_rows + (slope / 2 / count) ** 2 * variance_of_squares(errors, variance)),
             f"{name}gradient_norm": math.sqrt(np.sum(gradient**2) + spread),
         }
+        if self.past.is_kept:
+            of_two = share * errors_of(pairs._replace(labels=np.zeros(count)), at.variance, np.zeros(self.shape))[0]
+            by_errors = (slope / 2 / count) ** 2 * variance_of_squares(errors, variance, of_two)
+            by_rows = np.sum((hessian * at.variance) ** 2) / 2
+            found[f"{name}loss_std"] = math.sqrt(self.past.variance(gradient) + by_rows + by_errors)
+        return found
 
     def _out_of_depth(self) -> bool:
         follows = self.steepest <= self._largest_step and self.share.mean() >= LEAST_SHARE

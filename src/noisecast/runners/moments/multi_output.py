@@ -435,7 +435,8 @@ class _MultiOutputSolve:
         """E |gradient|, and the standard deviation of the losses over runs, from points of the weights' own law.
 
         Where logits spread over more than one unit a loss is no parabola in the weights, and formulas that take it for
-        one are off by half. Pairs m +- V^(1/2) xi, the same xi for everybody; with too few there is no deviation.
+        one are off by half. Pairs m +- V^(1/2) xi, the same xi for everybody; with too few there is no deviation. The
+        variance of what is linear in the weights is known: that of the pairs is put right by it.
         """
         rng = np.random.default_rng(20_240_818)  # points of a quadrature: nothing private is drawn
         parts = {"": (self.few, self.examples.num_all)}
@@ -443,7 +444,8 @@ class _MultiOutputSolve:
             parts["test_"] = (self.few_tests, self.examples.num_tests)
         if not at.is_finite:
             return dict.fromkeys(["gradient_norm", *(f"{name}loss_std" for name in parts)], math.nan)
-        losses: dict[str, list[np.ndarray]] = {name: [] for name in parts}
+        losses, moved = {name: [] for name in parts}, {name: [] for name in parts}
+        linear = {name: self._linear_loss(rows, at) for name, (rows, _) in parts.items()}
         norms, scale = [], self.outputs.scale(self.num_outputs)
         num_pairs = int(np.clip(NUMBERS_IN_SAMPLES // at.mean.size, 4, 64))
         num_gradients = max(4, LOGITS_OF_GRADIENTS // self.rows.targets.size)
@@ -454,14 +456,29 @@ class _MultiOutputSolve:
                     logits = rows.dot(weights)
                     _, normaliser = self.outputs.probabilities(logits)
                     losses[name].append(scale * (normaliser - (logits * rows.targets).sum(axis=1)))
+                    moved[name].append(np.einsum("ij,ij->", linear[name][0], logits) / rows.num_examples)
                 if pair < num_gradients:  # of all examples: the gradient of a few is mostly chance
                     probabilities, _ = self.outputs.probabilities(self.rows.dot(weights))
                     norms.append(scale * float(np.linalg.norm(self.rows.mean_of(probabilities - self.rows.targets))))
         deviations = {
-            f"{name}loss_std": std_of_mean(np.array(losses[name]), num_examples)
+            f"{name}loss_std": std_of_mean(
+                np.array(losses[name]), num_examples, more=linear[name][1] - float(np.var(moved[name]))
+            )
             for name, (_, num_examples) in parts.items()
         }
         return {"gradient_norm": float(np.mean(norms)), **(deviations if num_pairs >= FEWEST_PAIRS else {})}
+
+    def _linear_loss(self, rows: OutputRows, at: _Weights) -> tuple[np.ndarray, float]:
+        """E dl_i/dz_i, (n, m), and the variance over runs of (1/n) sum_i E l_i' . dz_i, the mean loss's linear part."""
+        unclipped = np.full(rows.num_examples, np.inf)
+        slopes = output_expectations(
+            self.outputs, *self._logits(rows, at, 1.0), rows.targets, unclipped, rows.nodes
+        ).residual
+        gradient = rows.mean_of(slopes)
+        of_block = rows.in_block(gradient)
+        of_rest = rows.beside(gradient[self.split :])
+        variance = np.einsum("ia,aij,ja->", of_block, at.covariance, of_block) + np.sum(of_rest**2 * at.variance)
+        return slopes, float(variance)
 
     def _root_times(self, at: _Weights, vector: np.ndarray) -> np.ndarray:
         """V^(1/2) v, of the block's columns and of the rest beside them."""
