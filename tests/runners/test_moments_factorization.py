@@ -163,7 +163,7 @@ def test_what_the_closure_does_not_follow_is_extrapolated_with_a_sentence():
 
 @pytest.mark.parametrize("clip", [np.inf, 0.7])
 def test_noise_is_carried_by_the_mean_s_own_tangent(clip):
-    """l' A d is what the mean clipped gradient gains along l by a small d; what the bound loses as rows grow is seen."""
+    """l' A d: what the mean clipped gradient gains along l by a small d. What the bound loses as rows grow is seen."""
     pairs = pairs_of(PROBLEM.train, PROBLEM.num_rows)
     rng = np.random.default_rng(SEED_DATA + 1)
     shape = PROBLEM.num_rows, DIM

@@ -99,7 +99,9 @@ def test_softmax_is_as_trained(optimizer, noise_multiplier):
     assert max(losses.values()) < 0.025 < max(control.values())
     assert max(others.values()) < 0.06
     assert 1 / 1.6 < spread < 1.6  # 40 runs know a standard deviation within 11 %, at three of those 34 %
-    assert not found.extrapolated.any() and found.reasons == ()
+    swings = [reason for reason in found.reasons if "swing past where the force turns" in reason]
+    assert not found.extrapolated[1:].any() and list(found.reasons) == swings  # DP-Adam's first steps, by caution
+    assert not swings or optimizer.name == "DP-Adam"
 
 
 @pytest.mark.slow
