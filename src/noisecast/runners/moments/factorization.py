@@ -133,6 +133,7 @@ class _FactorSolve:
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         self.of_batch, of_both = (float(self.mechanism.sampler.batch_noise_variance(m, 1.0)) for m in (0.0, 1.0))
         self.of_mean = self.of_batch - of_both
+        self.is_noisy = self.mechanism.mean_noise_std > 0 or self.of_batch > 0
 
     def forecast(self, record_at: Sequence[int], time_steps: int) -> Forecast:
         # Rows grow from small ones ever faster, and their noise as the root of time: steps that lengthen with time.
@@ -325,7 +326,9 @@ class _FactorSolve:
             of_two = share * errors_of(pairs._replace(labels=np.zeros(count)), at.variance, np.zeros(self.shape))[0]
             by_errors = (slope / 2 / count) ** 2 * variance_of_squares(errors, variance, of_two)
             by_rows = np.sum((hessian * at.variance) ** 2) / 2
-            found[f"{name}loss_std"] = math.sqrt(self.past.variance(gradient) + by_rows + by_errors)
+            # Without noise runs do not differ, and signs have infinite gains.
+            by_noise = self.past.variance(gradient) if self.is_noisy else 0.0
+            found[f"{name}loss_std"] = math.sqrt(by_noise + by_rows + by_errors)
         return found
 
     def _out_of_depth(self) -> bool:

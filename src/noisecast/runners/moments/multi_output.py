@@ -5,18 +5,17 @@ beside it; every logit is Gaussian. The mean feels how outputs compete. A traini
 logits, which variances of single weights miss (`_own_damping`).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
 
 from noisecast.problems.linear import LinearModel
 from noisecast.runners.moments.batch_shape import BatchShape
-from noisecast.runners.moments.forecast import Forecast, Metrics, collected, time_grid
+from noisecast.runners.moments.forecast import Forecast, collected, time_grid
 from noisecast.runners.moments.multi_output_limits import Limits
-from noisecast.runners.moments.output_examples import LAWS, OutputExamples, OutputRows
+from noisecast.runners.moments.output_examples import LAWS, OutputExamples
+from noisecast.runners.moments.output_weights import OutputMetrics, Weights
 from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, chord, sign_response
@@ -30,22 +29,12 @@ from noisecast.theory.frozen_steps import (
     krylov_response,
     power_iteration,
 )
-from noisecast.theory.loss_spread import std_of_mean
-from noisecast.theory.softmax_moments import (
-    OutputExpectations,
-    expected_labels_in_top,
-    output_expectations,
-    probability_of_likeliest,
-)
+from noisecast.theory.softmax_moments import OutputExpectations
 
 LARGEST_GROWTH = 1.2  # of the mean gradient within half a time step: beyond it the step is halved
 # Of the examples' slopes, likewise, if time steps are affordable. Twice as strict as for one output: where noise moves
 # weights into flat places, and flat places hold them less, the last long steps see too little of it.
 LARGEST_BEND = 0.15
-NUMBERS_IN_SAMPLES = 8_000_000  # that many, divided by the weights, are the pairs of samples of them, 4 to 64
-ROWS_OF_SAMPLES = 4_000  # examples on which those samples' losses are looked at
-LOGITS_OF_GRADIENTS = 10_000_000  # that many, divided by examples times outputs, are the pairs that ask for gradients
-FEWEST_PAIRS = 16  # that say a standard deviation, to 12 %
 MOST_KRYLOV_NUMBERS = 40_000_000  # what the basis of one response may hold, 320 MB
 WEIGHT_STEPS = 30_000_000  # weights times time steps; more weights take fewer steps, 6 at least
 
@@ -67,28 +56,6 @@ def forecast(scenario: Scenario, prepared: OutputExamples, record_at: Sequence[i
 
 
 # --- Time steps ---------------------------------------------------------------------------------------------------
-
-
-class _Weights(NamedTuple):
-    """Gaussian weights in the order [block, rest], and what the optimizer remembers.
-
-    Args:
-      mean: (d, m).   covariance: along the block's columns; (m, K + 1 + r, K + 1 + r).
-      variance: of the rest, beside them; (p - K, m).
-      own: variance of the training examples' logits by the rest, over that of independent weights; (n, m).
-      common: variance that all outputs share, which no loss sees; of the block's columns, and of the rest.
-    """
-
-    mean: np.ndarray
-    covariance: np.ndarray
-    variance: np.ndarray
-    own: np.ndarray
-    common: np.ndarray
-    memory: Any
-
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(float(np.sum(self.mean**2) + self.covariance.sum() + self.variance.sum()))
 
 
 class _Field(NamedTuple):
@@ -113,10 +80,6 @@ class _Field(NamedTuple):
     root_felt: np.ndarray | None
 
 
-def _few(rows: OutputRows) -> OutputRows:
-    return rows.take(np.arange(0, rows.num_examples, -(-rows.num_examples // ROWS_OF_SAMPLES)))
-
-
 class _MultiOutputSolve:
     """The time steps of one scenario."""
 
@@ -126,8 +89,7 @@ class _MultiOutputSolve:
         self.closure: Any = scenario.optimizer.theory.closure
         self.examples, self.rows, self.outputs, self.settings = examples, examples.train, examples.law, settings
         self.split, self.num_outputs = self.rows.split, self.rows.targets.shape[1]
-        self.few = _few(examples.train)
-        self.few_tests = None if examples.test is None else _few(examples.test)
+        self.metrics = OutputMetrics(examples, self.mechanism.l2_clip_norm, loss_alone=settings.loss_alone)
         self.gauge = self.outputs.gauge(self.num_outputs)
         self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
         batch_size = self.fill * self.mechanism.expected_batch_size
@@ -148,7 +110,7 @@ class _MultiOutputSolve:
 
     def _batch_shapes(self) -> list[BatchShape | None] | None:
         """Of every output."""
-        found = self._expectations(self.rows, self._start())
+        found = self.metrics.expectations(self.rows, self._start())
         size = self.mechanism.expected_batch_size
         rate = self.fill * size / self.rows.num_examples
         sampler = self.mechanism.sampler
@@ -169,14 +131,14 @@ class _MultiOutputSolve:
             field = self._field(at)
             beyond = self._out_of_depth(field, at, step)
             if step in record_at:
-                metrics = self._metrics(at, field)
-                optimism, subsample_error = self._subsample_effect(at, field)
+                metrics = self.metrics.of(at, field.expectations)
+                optimism, subsample_error = self.metrics.subsample_effect(at, field.expectations)
                 metrics |= {"loss": metrics["loss"] + optimism}
                 is_loose = self.limits.are_passed_by(
                     metrics["loss"],
                     step=step,
-                    of_noise=self._share_of_noise(at, field),
-                    together=self._share_of_columns_together(at),
+                    of_noise=self.metrics.of_noise(at, field.expectations),
+                    together=self.metrics.of_columns_together(at),
                 )
                 recorded[step] = metrics, beyond or is_loose
             if end is not None and at.is_finite:
@@ -184,15 +146,15 @@ class _MultiOutputSolve:
                 at = self._advance(at, field, step, end - step)
         return collected(recorded, subsample_error, self.limits.reasons())
 
-    def _start(self) -> _Weights:
+    def _start(self) -> Weights:
         width, rest = self.rows.block.shape[1], self.rows.rest.shape[1]
         m, d = self.num_outputs, self.rows.num_weights
         own = np.ones((self.rows.num_examples, m), np.float32)
-        return _Weights(
+        return Weights(
             np.zeros((d, m)), np.zeros((m, width, width)), np.zeros((rest, m)), own, np.zeros(width + rest), None
         )
 
-    def _advance(self, at: _Weights, field: _Field, step: int, num_steps: int, *, depth: int = 0) -> _Weights:
+    def _advance(self, at: Weights, field: _Field, step: int, num_steps: int, *, depth: int = 0) -> Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
         half = num_steps // 2
         if half == 0:
@@ -212,7 +174,7 @@ class _MultiOutputSolve:
             return True
         return depth < self.halvings and bend(field.expectations.slope, around.expectations.slope) > LARGEST_BEND
 
-    def _frozen(self, at: _Weights, field: _Field, around: _Weights, step: int, num_steps: int) -> _Weights:
+    def _frozen(self, at: Weights, field: _Field, around: Weights, step: int, num_steps: int) -> Weights:
         """num_steps from `at` in the field found at `around`."""
         split, eta = self.split, self.learning_rate
         memory = self.closure.memory(at.memory, field.law, step, num_steps)
@@ -248,7 +210,7 @@ class _MultiOutputSolve:
             at.variance, jacobian=field.jacobian_diag, gain=slope[split:], noise=noise, **linear
         )
         shared = np.concatenate([np.einsum("aii->i", covariance - at.covariance), (variance - at.variance).sum(axis=1)])
-        return _Weights(
+        return Weights(
             at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps, lag),
             covariance,
             variance,
@@ -269,7 +231,7 @@ class _MultiOutputSolve:
         return 1 + of_batches / max(self.num_outputs - 1, 1)
 
     def _block_noise(
-        self, field: _Field, around: _Weights, memory: Any, gain: np.ndarray, of_rest: np.ndarray,
+        self, field: _Field, around: Weights, memory: Any, gain: np.ndarray, of_rest: np.ndarray,
         variance: np.ndarray, a: int,
     ) -> np.ndarray:  # fmt: skip
         """Noise of output a's directions along the block's columns, without what the spread of the weights adds.
@@ -284,7 +246,7 @@ class _MultiOutputSolve:
         return direction - gain[:, None] * spread * gain
 
     def _own_damping(
-        self, at: _Weights, field: _Field, slope: np.ndarray, variance: np.ndarray, noise: np.ndarray, num_steps: int
+        self, at: Weights, field: _Field, slope: np.ndarray, variance: np.ndarray, noise: np.ndarray, num_steps: int
     ) -> np.ndarray:
         """How much less a training example's own logits fluctuate than independent weights would make them; (n, m).
 
@@ -335,8 +297,8 @@ class _MultiOutputSolve:
         root = 1.0 if field.root_felt is None else field.root_felt
         return self.fill * self.rows.mean_of(root * field.expectations.curve(root * self.rows.dot(weights)))
 
-    def _field(self, at: _Weights) -> _Field:
-        found = self._expectations(self.rows, at, at.own)
+    def _field(self, at: Weights) -> _Field:
+        found = self.metrics.expectations(self.rows, at, at.own)
         mean = self.fill * self.rows.mean_of(found.residual)
         slope = self.fill * self.gauge * found.slope
         jacobian, jacobian_diag = self._jacobian(slope)
@@ -378,120 +340,9 @@ class _MultiOutputSolve:
                 sign[:, :, a] = seen.sign
         return law._replace(sign=sign), felt
 
-    def _logits(self, rows: OutputRows, at: _Weights, own: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of the logits; (n, m) each."""
-        return rows.dot(at.mean), rows.block_variance(at.covariance) + own * rows.rest_variance(at.variance)
-
-    def _expectations(self, rows: OutputRows, at: _Weights, own: Any = 1.0) -> OutputExpectations:
-        mean, variance = self._logits(rows, at, own)
-        return output_expectations(
-            self.outputs, mean, variance, rows.targets, self.mechanism.l2_clip_norm / rows.lengths, rows.nodes
-        )
-
-    # --- What is recorded ---
-
-    def _metrics(self, at: _Weights, field: _Field) -> Metrics:
-        beside, width = 1 - self.rows.joint_shares.sum(axis=1), self.rows.block.shape[1]
-        spread = np.einsum("aii->", at.covariance) + beside @ at.variance.sum(axis=1)
-        norm = np.sum(at.mean**2) + spread
-        if self.outputs.is_coupled:
-            norm += at.common[:width].sum() + beside @ at.common[width:] - spread / self.num_outputs
-        metrics = {
-            **self._quality(self.rows, at, at.own),
-            "loss": field.expectations.loss.mean(),
-            "clip_fraction": field.expectations.clip_fraction.mean(),
-            "params_norm": math.sqrt(norm),
-        }
-        if not self.settings.loss_alone:
-            metrics |= self._more_metrics(at)
-        return {name: float(value) for name, value in metrics.items()}
-
-    def _more_metrics(self, at: _Weights) -> Metrics:
-        """What a search for the least loss does without."""
-        metrics = self._sampled(at)
-        if self.examples.test is not None:
-            test = self.examples.test
-            found = {
-                **self._quality(test, at, 1.0),
-                "loss": self._expectations(test, at).loss.mean(),
-            }
-            metrics |= {f"test_{name}": value for name, value in found.items()}
-        return metrics
-
-    def _quality(self, rows: OutputRows, at: _Weights, own: Any) -> Metrics:
-        mean, variance = self._logits(rows, at, own)
-        if self.outputs.is_coupled:
-            return {"accuracy": probability_of_likeliest(mean, variance, rows.labels, rows.nodes).mean()}
-        positive = special.ndtr(mean / np.sqrt(np.maximum(variance, 1e-30)))
-        positive[(mean == 0) & (variance == 0)] = 0.0  # a logit of 0 is no guess
-        labels, guesses = rows.targets.sum(), positive.sum()
-        in_top = expected_labels_in_top(mean, variance, rows.targets, rows.nodes, top=5).sum()
-        return {
-            "recall_at_5": in_top / max(labels, 1.0),
-            "micro_f1": 2 * (positive * rows.targets).sum() / max(labels + guesses, 1e-30),
-        }
-
-    def _sampled(self, at: _Weights) -> Metrics:
-        """E |gradient|, and the standard deviation of the losses over runs, from points of the weights' own law.
-
-        Where logits spread over more than one unit a loss is no parabola in the weights, and formulas that take it for
-        one are off by half. Pairs m +- V^(1/2) xi, the same xi for everybody; with too few there is no deviation. The
-        variance of what is linear in the weights is known: that of the pairs is put right by it.
-        """
-        rng = np.random.default_rng(20_240_818)  # points of a quadrature: nothing private is drawn
-        parts = {"": (self.few, self.examples.num_all)}
-        if self.few_tests is not None:
-            parts["test_"] = (self.few_tests, self.examples.num_tests)
-        if not at.is_finite:
-            return dict.fromkeys(["gradient_norm", *(f"{name}loss_std" for name in parts)], math.nan)
-        losses, moved = {name: [] for name in parts}, {name: [] for name in parts}
-        linear = {name: self._linear_loss(rows, at) for name, (rows, _) in parts.items()}
-        norms, scale = [], self.outputs.scale(self.num_outputs)
-        num_pairs = int(np.clip(NUMBERS_IN_SAMPLES // at.mean.size, 4, 64))
-        num_gradients = max(4, LOGITS_OF_GRADIENTS // self.rows.targets.size)
-        for pair in range(num_pairs):
-            offset = self._root_times(at, rng.standard_normal((len(at.common), self.num_outputs)))
-            for weights in (at.mean + offset, at.mean - offset):
-                for name, (rows, _) in parts.items():
-                    logits = rows.dot(weights)
-                    _, normaliser = self.outputs.probabilities(logits)
-                    losses[name].append(scale * (normaliser - (logits * rows.targets).sum(axis=1)))
-                    moved[name].append(np.einsum("ij,ij->", linear[name][0], logits) / rows.num_examples)
-                if pair < num_gradients:  # of all examples: the gradient of a few is mostly chance
-                    probabilities, _ = self.outputs.probabilities(self.rows.dot(weights))
-                    norms.append(scale * float(np.linalg.norm(self.rows.mean_of(probabilities - self.rows.targets))))
-        deviations = {
-            f"{name}loss_std": std_of_mean(
-                np.array(losses[name]), num_examples, more=linear[name][1] - float(np.var(moved[name]))
-            )
-            for name, (_, num_examples) in parts.items()
-        }
-        return {"gradient_norm": float(np.mean(norms)), **(deviations if num_pairs >= FEWEST_PAIRS else {})}
-
-    def _linear_loss(self, rows: OutputRows, at: _Weights) -> tuple[np.ndarray, float]:
-        """E dl_i/dz_i, (n, m), and the variance over runs of (1/n) sum_i E l_i' . dz_i, the mean loss's linear part."""
-        unclipped = np.full(rows.num_examples, np.inf)
-        slopes = output_expectations(
-            self.outputs, *self._logits(rows, at, 1.0), rows.targets, unclipped, rows.nodes
-        ).residual
-        gradient = rows.mean_of(slopes)
-        of_block = rows.in_block(gradient)
-        of_rest = rows.beside(gradient[self.split :])
-        variance = np.einsum("ia,aij,ja->", of_block, at.covariance, of_block) + np.sum(of_rest**2 * at.variance)
-        return slopes, float(variance)
-
-    def _root_times(self, at: _Weights, vector: np.ndarray) -> np.ndarray:
-        """V^(1/2) v, of the block's columns and of the rest beside them."""
-        width = self.rows.block.shape[1]
-        eigenvalues, basis = np.linalg.eigh(at.covariance)
-        inside = np.einsum("aji,ja->ia", basis, vector[:width])
-        offset = self.rows.from_block(np.einsum("aij,ja->ia", basis, np.sqrt(np.maximum(eigenvalues, 0.0)).T * inside))
-        offset[self.split :] += self.rows.beside(np.sqrt(np.maximum(at.variance, 0.0)) * vector[width:])
-        return offset
-
     # --- Where it may be off ---
 
-    def _out_of_depth(self, field: _Field, at: _Weights, step: int) -> bool:
+    def _out_of_depth(self, field: _Field, at: Weights, step: int) -> bool:
         """Whether eta times the largest curvature is too large, by a power iteration that goes on from step to step."""
         self.limits.meet(float(field.expectations.loss.mean()), step)
         if not np.isfinite(field.mean).all():
@@ -512,33 +363,3 @@ class _MultiOutputSolve:
         )
         self.limits.meet_curvature(self.learning_rate * curvature, step)
         return self.limits.are_passed
-
-    def _share_of_noise(self, at: _Weights, field: _Field) -> float:
-        """Share of the loss that would be gone without fluctuations.
-
-        They are independent here between outputs; two outputs of a softmax are forecast as they are, as only their
-        difference counts (`OutputLaw.gauge`).
-        """
-        if not at.is_finite:
-            return 0.0
-        logits = self.rows.dot(at.mean)
-        _, normaliser = self.outputs.probabilities(logits)
-        without = float(normaliser.mean() - np.einsum("ij,ij->i", logits, self.rows.targets).mean())
-        loss = float(field.expectations.loss.mean())
-        return 1 - self.outputs.scale(self.num_outputs) * without / loss if loss > 0 else 0.0
-
-    def _share_of_columns_together(self, at: _Weights) -> float:
-        """Share of the logits' variance that is forecast as of independent weights, and is not."""
-        _, variance = self._logits(self.few, at, 1.0)
-        rest = self.few.rest_variance(at.variance)
-        return self.rows.together * float(rest.mean()) / max(float(variance.mean()), 1e-30)
-
-    def _subsample_effect(self, at: _Weights, field: _Field) -> tuple[float, float]:
-        """What fewer examples take from the loss, and the share of it that stays unknown: see `logistic`."""
-        if self.examples.held_out is None:
-            return 0.0, 0.0
-        seen, unseen = field.expectations.loss, self._expectations(self.examples.held_out, at).loss
-        left_out = 1 - self.rows.num_examples / self.examples.num_all
-        optimism = left_out * float(unseen.mean() - seen.mean()) / 2
-        chance = float(seen.std()) * math.sqrt(left_out / (2 * len(seen)))
-        return optimism, (abs(optimism) / 4 + chance) / float(seen.mean() + optimism)
