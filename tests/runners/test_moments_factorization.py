@@ -202,3 +202,23 @@ def test_a_past_too_long_to_keep_says_no_spread(monkeypatch):
     monkeypatch.setattr(factorization, "MOST_NUMBERS", 1000)
     found = Moments().forecast(scenario, [])
     assert "loss_std" not in found.metrics and np.isfinite(found.metrics["loss"]).all()
+
+
+def test_directions_surer_than_noise_are_extrapolated():
+    """Large batches and hardly any noise: DP-Adam's loss is forecast too low, and says so; DP-SGD's is followed."""
+    sampler = Poisson.for_batch_size(500, NUM_RATINGS)
+    mechanism = SampledGaussian(noise_multiplier=0.1, l2_clip_norm=2.0, sampler=sampler)
+
+    def question(optimizer):
+        return Scenario(problem=PROBLEM, mechanism=mechanism, optimizer=optimizer, num_steps=60)
+
+    def off(optimizer):
+        forecast = Moments().forecast(question(optimizer), [])
+        loss, error, _ = trained(question(optimizer), [60], num_seeds=24)["loss"]
+        return float(forecast.metrics["loss"][-1] / loss[0] - 1), float(error[0] / loss[0]), forecast
+
+    sure, error, forecast = off(DPAdam(learning_rate=0.02))
+    assert sure < -0.05 and error < 0.01
+    assert forecast.extrapolated[-1] and any("move together" in reason for reason in forecast.reasons)
+    followed, error, forecast = off(DPSGD(learning_rate=3.0))
+    assert abs(followed) < 0.025 + 3 * error and not forecast.extrapolated[-1]
