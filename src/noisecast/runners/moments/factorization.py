@@ -357,8 +357,8 @@ class _FactorSolve:
         if self.signal > MOST_SIGNAL:
             reasons.append(
                 f"Noise is small beside what steps are sure of, {self.signal:.0%} of their square: numbers of a row "
-                "then move together, which the closure takes for independent; the loss may be up to 20 % higher, and vary "
-                "half as much."
+                "then move together, which the closure takes for independent; the loss may be up to 20 % higher, and "
+                "vary half as much."
             )
         if self.share.mean() < LEAST_SHARE:
             reasons.append(
