@@ -147,7 +147,7 @@ class _FactorSolve:
         for step, end in zip(stops, [*stops[1:], None]):
             at = self._turned(at) if self.is_finite else at
             field = self._field(at, self.share)
-            self.past.add(self._snapshot(at, field), self.leg)
+            self._remember(at, field)
             if step in record_at:
                 recorded[step] = self._metrics(at, field), self._out_of_depth()
             if end is not None:
@@ -178,7 +178,7 @@ class _FactorSolve:
             if step < end:
                 field = self._field(at, share)
                 self.turn = np.eye(self.shape[1])
-                self.past.add(self._snapshot(at, field), leg)
+                self._remember(at, field)
         return at
 
     def _advance(self, at: Rows, field: _Field, step: int, num_steps: int) -> tuple[Rows, Any, np.ndarray, Leg]:
@@ -208,11 +208,13 @@ class _FactorSolve:
         share = remaining_share(self.share, spread=spread, num_steps=num_steps, **kept)
         return after, self.closure.memory(self.memory, field.law, step, num_steps), share, leg
 
-    def _snapshot(self, at: Rows, field: _Field) -> Snapshot:
+    def _remember(self, at: Rows, field: _Field) -> None:
+        if not self.past.is_kept:
+            return
         clipped, count = field.clipped, len(field.errors)
         slope = self.prepared.slope * clipped.slope
         of_ratings = (part / count for part in (clipped.push, slope, self.share * slope, field.lever, clipped.square))
-        return Snapshot(at.mean, at.variance, self.turn, *of_ratings)
+        self.past.add(Snapshot(at.mean, at.variance, self.turn, *of_ratings), self.leg)
 
     def _leg(self, field: _Field, directions: _Directions, noise_share: float, num_steps: int, steepest: float) -> Leg:
         pull = self.learning_rate * directions.gain

@@ -10,14 +10,13 @@ together, is followed; variances row by row miss both. Own derivation.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from noisecast.compiled import njit
+from noisecast.runners.moments.factorization_rows import KERNEL, single
 from noisecast.theory.factorization_moments import chebyshev_step, stages_for
-
-KERNEL: Any = {"fastmath": True, "nogil": True, "cache": True}
 
 
 @njit(**KERNEL)
@@ -98,10 +97,8 @@ class Past:
 
     def add(self, snapshot: Snapshot, leg: Leg | None) -> None:
         """leg: from the snapshot before; None for the first."""
-        if self.is_kept:
-            single = (part.astype(np.float32, copy=False) for part in snapshot)
-            self.snapshots.append(Snapshot(*single))
-            self.legs += [] if leg is None else [leg]
+        self.snapshots.append(Snapshot(*(single(part) for part in snapshot)))
+        self.legs += [] if leg is None else [leg]
 
     def variance(self, gradient: np.ndarray) -> float:
         """Var g . d at the last snapshot; nan where rows left every bound.   gradient: g; (R, dim)."""
