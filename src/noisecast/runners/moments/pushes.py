@@ -169,7 +169,7 @@ class Pushes:
 
         Once settled, E[r_j y] = -Var r_j s K_j/(1 + s K_j) with K_j = sum_l kappa_l/(lambda_j + lambda_l), s the slope:
         columns that forget slowly, rare ones, have more of it than their share. A run so far of t steps adds 1/t, and
-        counts as settled once the rate found, times t, is more than 1.
+        counts as settled once the mean rate, times t, is more than 1.
         """
         eta, split, so_far = self.learning_rate, self.rows.split, 1 / (step.so_far + 1)
         columns = zip(step.jacobian, (reach.in_block, reach.gain[split:]), self.energies, step.variance, strict=True)
@@ -188,7 +188,7 @@ class Pushes:
         pushed = slope * (push / (rate[:, None] + rate + so_far)).sum(axis=1)
         away = float(variance @ (pushed / (1 + pushed))) / total
         rate = max(slope * float(push.sum()) * (1 - away) / away - so_far, 0.0)
-        settled = (rate * step.so_far) ** 2  # before then nothing has forgotten anything
+        settled = (mean_rate * step.so_far) ** 2  # before then nothing has forgotten anything
         return 1 - max(0.0, 1 - rate / mean_rate) * settled / (1 + settled)
 
 
