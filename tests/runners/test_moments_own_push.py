@@ -95,6 +95,27 @@ def test_time_steps_have_converged_where_little_of_the_loss_is_left(monkeypatch)
     assert coarse > 1.015 * fine
 
 
+@pytest.mark.slow
+def test_what_is_forgotten_fast_is_not_what_is_pushed_away(monkeypatch):
+    """Half of every row are factors, whose noise all rows undo; what is left of the loss hangs on the other half."""
+    rng = np.random.default_rng(SEED_DATA)
+    rows = 0.3 * rng.normal(size=(300, 12)) @ rng.normal(size=(12, 4000)) + rng.normal(size=(300, 4000))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    labels = (rng.random(300) < 1 / (1 + np.exp(-2 * rows @ rng.normal(size=4000)))).astype(np.int32)
+    problem = linear_model(Dataset("genes", rows.astype(np.float32), labels, ("no", "yes")))
+    mechanism = SampledGaussian(noise_multiplier=0.5, l2_clip_norm=0.125, sampler=Poisson.for_batch_size(64, 300))
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=DPSignSGD(learning_rate=0.15), num_steps=500)
+    seeds = range(SEED_TRAINING, SEED_TRAINING + 384)
+    table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[500])
+    losses = table[(table.metric == "loss") & (table.step == 500)].value
+    off = Moments().forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1
+    monkeypatch.setattr(Pushes, "_rate_share", lambda *given: 1.0)
+    without = Moments().forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1
+    print(f"\n{off:+.4f}, all forgotten alike {without:+.4f}, trained ±{losses.sem() / losses.mean():.4f}")
+    assert abs(off) < 0.05
+    assert without > off + 0.05
+
+
 def test_few_examples_far_out_are_said():
     """Classes that can be told apart: what is left of the loss is nothing that a Gaussian knows."""
     rng = np.random.default_rng(SEED_DATA)
