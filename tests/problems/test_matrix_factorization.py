@@ -339,6 +339,21 @@ def test_a_wrong_scenario_file_is_one_sentence(folder, old, new, sentence):
     assert len(caught.value.mistakes) == 1
 
 
+@pytest.mark.parametrize(
+    "old, new, sentence",
+    [
+        ("user,item", "userid,item", "ratings.csv, got userid, item, rating; rename them"),
+        ("\n1,", "\nann,", "ratings.csv; ratings and ids are numbers"),
+    ],
+)
+def test_a_wrong_table_of_ratings_is_one_sentence(folder, old, new, sentence):
+    text = "user,item,rating\n1,1,3\n2,2,4\n"
+    (folder / "ratings.csv").write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(ScenarioFileError) as caught:
+        problem_of(folder)
+    assert sentence in str(caught.value)
+
+
 def test_the_example_is_read_up_to_its_data(tmp_path):
     with pytest.raises(ScenarioFileError, match=r"u\.data"):
         (tmp_path / "movielens.toml").write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")

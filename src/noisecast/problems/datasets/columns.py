@@ -11,6 +11,10 @@ from noisecast.problems.datasets.dataset import MOST_LISTED, DataError, first_re
 
 TRUTHS = {"true": 1.0, "false": 0.0}
 MOST_COLUMNS = 50_000  # of a table: each has a name, and takes memory beside its cells
+IF_TEXT = (  # where numbers are expected in a column
+    'give its public values in the file of bounds ({column} = ["this", "that"]), leave it out by naming the columns to '
+    "use, or name the text column if the file's examples are texts"
+)
 
 
 def as_numbers(cells: pd.Series) -> np.ndarray:
@@ -73,10 +77,13 @@ def column_of(frame: pd.DataFrame, column: str, source: str) -> pd.Series:
     return pd.Series(frame[column])
 
 
-def numeric_column(frame: pd.DataFrame, column: str, source: str, rows_before: int = 0) -> np.ndarray:
+def numeric_column(
+    frame: pd.DataFrame, column: str, source: str, rows_before: int = 0, *, if_text: str = IF_TEXT
+) -> np.ndarray:
     """A column as (n,) floats; DataError naming the first row whose cell is missing, not a number or not finite.
 
     True and false, in letters of any case, are 1 and 0. The frame's first row is number rows_before + 1 of its file.
+    What to do about a cell of text is said by `if_text`.
 
     >>> numeric_column(pd.DataFrame({"age": ["1", " 2.5"], "is_new": ["true", "False"]}), "age", "a.csv")
     array([1. , 2.5])
@@ -109,11 +116,7 @@ def numeric_column(frame: pd.DataFrame, column: str, source: str, rows_before: i
     if re.fullmatch(r"\s*[+-]?\d+,\d+\s*", str(cell)):
         raise DataError(f"Expected a number, got '{cell}' {where}; write decimals with a point.")
     if not is_number:
-        raise DataError(
-            f"Expected a number, got '{str(cell)[:40]}' {where}; give its public values in the file of bounds "
-            f'({column} = ["this", "that"]), leave it out by naming the columns to use, or name the text column if the '
-            "file's examples are texts."
-        )
+        raise DataError(f"Expected a number, got '{str(cell)[:40]}' {where}; {if_text.format(column=column)}.")
     raise DataError(f"Expected a finite number, got {str(cell)[:40]} {where}; mend it or leave the row out.")
 
 

@@ -8,7 +8,7 @@ from noisecast.problems.datasets.archives import RATINGS, Ratings
 from noisecast.problems.datasets.columns import numeric_column
 from noisecast.problems.datasets.contents import file_suffix, opened
 from noisecast.problems.datasets.csv_file import CsvFile
-from noisecast.problems.datasets.dataset import DataError
+from noisecast.problems.datasets.dataset import DataError, listed
 from noisecast.problems.datasets.tables import read_table
 
 
@@ -30,7 +30,15 @@ def read_ratings(path, *, num_users: int, num_items: int) -> Ratings:
         table = CsvFile(opened(path), path, delimiter="\t", header=RATINGS).frame()
     else:
         table = read_table(path)
-    user, item, rating = (numeric_column(table, name, str(path)) for name in ("user", "item", "rating"))
+    if not {"user", "item", "rating"} <= set(table):
+        raise DataError(
+            f"Expected the columns user, item and rating in {path}, got {listed(list(table.columns))}; rename them, or "
+            "save a file as MovieLens has it (tabs, no header) under a name that ends in .data."
+        )
+    user, item, rating = (
+        numeric_column(table, name, str(path), if_text="ratings and ids are numbers, mend that row or leave it out")
+        for name in ("user", "item", "rating")
+    )
     for name, ids, size in (("user", user, num_users), ("item", item, num_items)):
         bad = np.flatnonzero(~((ids >= 1) & (ids <= size) & (ids % 1 == 0)))
         if bad.size:
