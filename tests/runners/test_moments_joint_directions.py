@@ -57,7 +57,6 @@ def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
 def test_groups_of_equal_columns_are_one_direction_each(monkeypatch):
     """Ten groups of twenty noisy copies, none of them in the block: as with all in it, within two per cent."""
     monkeypatch.setattr(examples, "ALL_TAKEN", 0)
-    monkeypatch.setattr(parted_rows, "FEW_ROWS", (0, 0))
     rng = np.random.default_rng(SEED_DATA)
     groups = rng.normal(size=(500, 10))
     features = ((groups[:, np.arange(200) % 10] + 0.1 * rng.normal(size=(500, 200))) / 14).astype(np.float32)
@@ -278,11 +277,54 @@ def test_what_columns_do_together_beside_their_company():
     assert few > 0.2 and none < 0.1
 
 
-def test_what_few_rows_do_together_by_chance_is_kept():
-    """Of columns that are independent, and the smaller the fainter."""
-    rows = np.random.default_rng(SEED_DATA).normal(size=(2000, 100)) * np.geomspace(1, 0.01, 100)
-    many, few = (parted_rows.faint_directions(rows[:n].astype(np.float32)).shape[1] for n in (2000, 200))
-    assert many < 55 and few > 65
+def test_what_rows_do_together_by_chance_is_not_kept():
+    """Of far more columns than rows: independent ones have no direction, and beside thirty faint factors none."""
+    rng = np.random.default_rng(SEED_DATA)
+    for num_rows, num_columns in ((300, 3000), (200, 4000)):
+        noise = rng.normal(size=(num_rows, num_columns)).astype(np.float32)
+        factors = 5 / num_columns**0.5 * rng.normal(size=(num_rows, 30)) @ rng.normal(size=(30, num_columns))
+        kept = [parted_rows.faint_directions(rows.astype(np.float32)).shape[1] for rows in (noise, noise + factors)]
+        assert kept[0] <= 1 and 30 <= kept[1] <= 32
+
+
+def markers(num_rows=300, num_groups=80, in_group=20):
+    """Counts 0, 1 and 2, alike next to each other in a group, as of genes along a chromosome: far more than rows."""
+    rng = np.random.default_rng(SEED_DATA)
+    chain = rng.normal(size=(num_rows, num_groups, in_group))
+    for j in range(1, in_group):
+        chain[:, :, j] = 0.9 * chain[:, :, j - 1] + np.sqrt(1 - 0.9**2) * chain[:, :, j]
+    counts = ((chain > -0.6).astype(np.float32) + (chain > 0.6)).reshape(num_rows, -1)
+    of_few = rng.normal(size=counts.shape[1]) * (rng.random(counts.shape[1]) < 0.05)
+    margin = counts @ of_few
+    margin = 2 * (margin - margin.mean()) / margin.std()
+    labels = (rng.random(num_rows) < 1 / (1 + np.exp(-margin))).astype(np.int32)
+    return linear_model(Dataset("markers", counts, labels, ("no", "yes")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "optimizer, clip, noise, better",
+    [(DPAdam(learning_rate=0.007), 5.0, 0.5, 0.05), (DPSGD(learning_rate=0.025), 8.0, 2.0, 0.04)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_far_more_columns_than_rows_in_groups_are_forecast(optimizer, clip, noise, better, monkeypatch):
+    """Directions of less than 2/n of the energy, as chance would have them if it made all of it; here it does not."""
+    problem = markers()
+    mechanism = SampledGaussian(noise_multiplier=noise, l2_clip_norm=clip, sampler=Poisson.for_batch_size(32, 300))
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=400)
+    table = answer([scenario], runners=[Training()], insecure_seeds=range(SEED_DATA, SEED_DATA + 192), record_at=[400])
+    losses = table[(table.metric == "loss") & (table.step == 400)].value
+
+    def off():
+        moments._prepared.cache_clear()
+        return float(Moments().forecast(scenario, [400]).metrics["loss"][-1] / losses.mean() - 1)
+
+    found = off()
+    monkeypatch.setattr(parted_rows, "MORE_THAN_CHANCE", np.inf)
+    without = off()
+    print(f"\n{found:+.4f}, without {without:+.4f}, known to {losses.sem() / losses.mean():.1%}")
+    assert abs(found) < 0.06
+    assert without > found + better
 
 
 @pytest.mark.slow
@@ -307,7 +349,7 @@ def test_products_of_a_tables_columns_are_forecast(monkeypatch):
         return float(Moments().forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1)
 
     found = off()
-    monkeypatch.setattr(parted_rows, "FEW_ROWS", (0, 0))
+    monkeypatch.setattr(parted_rows, "MORE_THAN_CHANCE", np.inf)
     without = off()
     print(f"\n{found:+.4f}, without {without:+.4f}, known to {losses.sem() / losses.mean():.1%}")
     assert abs(found) < 0.05

@@ -10,11 +10,9 @@ import scipy.sparse
 # it is that of their frequencies (0.03 to 0.05; the next has 0.004), of collinear groups one a group.
 MOST_JOINT, JOINT_SHARE = 48, 0.0075
 # The same where columns do more than so much of what they do together beside these, as overlapping neighbourhoods do;
-# but no direction that a few rows of independent columns would have by chance, 1/n to 4/n.
-MUCH_TOGETHER, MOST_FAINT, FAINT_SHARE, BY_CHANCE = 0.15, 200, 0.001, 2.0
-# Of so many columns at most, and rows between so often as many, even fainter ones: what such columns do together by
-# chance they do in training, too. With fewer rows examples push what that makes of their outputs away.
-FEW_COLUMNS, FEW_ROWS, FAINTEST_SHARE = 450, (1.25, 4), 1e-4
+# but no direction that a few rows of independent columns would have by chance: of more than 2/n of the energy none is,
+# and of less those that have a little more than chance makes of what larger ones leave.
+MUCH_TOGETHER, MOST_FAINT, FAINT_SHARE, MOST_BY_CHANCE, MORE_THAN_CHANCE = 0.15, 200, 0.0005, 2.0, 1.1
 ROWS_OF_JOINT, SUBSPACE_STEPS = 8_000, 6
 # Columns beside these directions that have company: of a squared correlation of so much. They are looked for among
 # random combinations of so many rows, by which one of `LIKELY` may be; dense columns on so many rows.
@@ -117,13 +115,10 @@ def joint_directions(rest: Any) -> np.ndarray:
 
 def faint_directions(rest: Any) -> np.ndarray:
     """The same of less energy each, where columns do much together beside those of more; (p - K, r)."""
-    num_rows, num_columns = rest.shape
-    if num_columns <= FEW_COLUMNS and FEW_ROWS[0] < num_rows / max(num_columns, 1) < FEW_ROWS[1]:
-        return _directions(rest, MOST_FAINT, FAINTEST_SHARE)
-    return _directions(rest, MOST_FAINT, max(FAINT_SHARE, BY_CHANCE / max(num_rows, 1)))
+    return _directions(rest, MOST_FAINT, FAINT_SHARE, none_by_chance=True)
 
 
-def _directions(rest: Any, most: int, share: float) -> np.ndarray:
+def _directions(rest: Any, most: int, share: float, *, none_by_chance: bool = False) -> np.ndarray:
     """By subspace iteration from a fixed start, on some of the rows: a direction need not be exact."""
     rest = rest[:: math.ceil(rest.shape[0] / ROWS_OF_JOINT)]
     size = min(most, *rest.shape)
@@ -136,8 +131,24 @@ def _directions(rest: Any, most: int, share: float) -> np.ndarray:
         left = np.linalg.qr(rest @ (rest.T @ left))[0]
     found = rest.T @ left
     energies, turned = np.linalg.eigh(found.T @ found)
-    kept = energies >= share * float((rest * rest).sum(dtype=np.float64))
+    shares = np.maximum(energies, 0.0) / float((rest * rest).sum(dtype=np.float64))
+    kept = shares >= (np.maximum(share, _by_chance(shares, *rest.shape)) if none_by_chance else share)
     return np.ascontiguousarray(found @ turned[:, kept] / np.sqrt(energies[kept]))
+
+
+def _by_chance(shares: np.ndarray, num_rows: int, num_columns: int) -> np.ndarray:
+    """A little more than what the largest direction of n rows of p independent columns has, of what larger ones leave.
+
+    That is (1 + sqrt(n/p))^2/n of the energy (Marchenko and Pastur); 2/n of all of it at most.
+
+    Args:
+      shares: of the directions, rising; (r,).
+    """
+    left = 1 - np.cumsum(shares[::-1])[::-1] + shares
+    rows = num_rows - np.arange(len(shares))[::-1]
+    return np.minimum(
+        MOST_BY_CHANCE / num_rows, MORE_THAN_CHANCE * left * (1 + np.sqrt(rows / num_columns)) ** 2 / rows
+    )
 
 
 def company(rest: Any, joint: np.ndarray) -> np.ndarray:
