@@ -255,11 +255,12 @@ def _shown(scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]], is_
     first = scenarios[0]
     levels = list(dict.fromkeys(result["noise_multiplier"] for result in results))
     is_choice = len(results) > len({(r["optimizer"], r["noise_multiplier"]) for r in results})
+    has_status = any(result["status"] != OK for result in results)
     caption = "Forecast: nothing was trained."
     if any("loss_std" in result["non_private_metrics"] for result in results):
-        caption += f" {BAND}"
+        caption += f" {BAND}" + (" Rows that are not ok may end elsewhere." if has_status else "")
     if is_choice:
-        caption += " * lowest loss of its optimizer at that noise."
+        caption += f" * lowest loss of its optimizer at that noise{', rows that are ok first' if has_status else ''}."
     caption += f" ε at delta {first.target_delta:g}."
     title = "Best learning rate and clip norm" if is_best else "Forecast"
     table = Table(
@@ -270,7 +271,6 @@ def _shown(scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]], is_
     ]
     if "test_accuracy" in measured:
         measured.remove("accuracy")
-    has_status = any(result["status"] != OK for result in results)
     headers = ["ε", "noise", "optimizer", "rate", "clip", "loss", *(SHOWN[name] for name in measured)]
     for header in [*headers, *(["status"] if has_status else [])]:
         table.add_column(header, justify="left" if header in ("optimizer", "status") else "right", no_wrap=True)

@@ -110,19 +110,29 @@ def _draw_panel(panel, frame: pd.DataFrame) -> None:
 
 
 def _label_curves(panel, frame: pd.DataFrame) -> None:
-    """Rate and clip norm beside each curve's end, where an optimizer has several: colour tells optimizers alone."""
-    ends = []
+    """Rate and clip norm beside each curve's end, where an optimizer has several: colour tells optimizers alone.
+
+    A curve that ends on the way has them there, and one of a single point has none.
+    """
+    ends, end = [], frame["step"].max()
     for optimizer in frame["optimizer"].unique():
         curves: Any = frame[frame["optimizer"] == optimizer]
         varying = _varying(curves)
         for scenario in curves["scenario"].unique() if varying else []:
             curve = curves[(curves["scenario"] == scenario) & curves["mean"].notna()]
-            if curve.empty:
+            if curve["step"].nunique() < 2:
                 continue
             trained = curve[curve["runner"] == "training"]  # where it was: formulas may end elsewhere
             last = (curve if trained.empty else trained).sort_values("step").iloc[-1]
             text = ", ".join(f"{SETTINGS[name]} {last[name]:.3g}" for name in varying)
-            ends.append((_share_of_height(panel, last["mean"]), text, OPTIMIZER_COLOURS.get(optimizer, OTHER_COLOUR)))
+            colour = OPTIMIZER_COLOURS.get(optimizer, OTHER_COLOUR)
+            if last["step"] < end:
+                panel.annotate(
+                    text, (last["step"], last["mean"]), xytext=(3, 0), textcoords="offset points", va="center",
+                    fontsize=6, color=colour,
+                )  # fmt: skip
+            else:
+                ends.append((_share_of_height(panel, last["mean"]), text, colour))
     ends.sort(key=lambda end: end[0])
     for height, (_, text, colour) in zip(_apart([height for height, _, _ in ends]), ends, strict=True):
         panel.annotate(

@@ -44,7 +44,7 @@ def read_ratings(path, *, num_users: int, num_items: int) -> Ratings:
         if bad.size:
             raise DataError(
                 f"Expected {name} ids in 1 .. {size} in {path}, got {ids[bad[0]]:g} in row {bad[0] + 1}; "
-                f"mend that row, or give a larger public number of {name}s."
+                f"ids start at 1: mend that row, or give a larger public number of {name}s."
             )
     return Ratings(user.astype(np.int32) - 1, item.astype(np.int32) - 1, rating, num_users, num_items)
 

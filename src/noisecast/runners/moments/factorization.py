@@ -365,6 +365,6 @@ class _FactorSolve:
         if self.share.mean() < LEAST_SHARE:
             reasons.append(
                 f"Ratings have pushed more than {1 - LEAST_SHARE:.0%} of their errors' own fluctuation away: rows fit "
-                "each other's noise, which the closure takes for independent, and the loss may be up to 40 % higher."
+                "each other's noise, which the closure takes for independent, and the loss may be up to twice as high."
             )
         return reasons
