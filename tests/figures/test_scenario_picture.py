@@ -41,6 +41,20 @@ def test_curves_of_one_colour_say_what_they_differ_in(rates, clips, labels):
     assert all(one + 0.049 < other for one, other in pairwise(heights))  # none upon another
 
 
+def test_a_curve_that_ends_on_the_way_is_labelled_there_and_a_point_is_not():
+    table = answer(scenarios([0.1, 0.2], [5.0]), runners=[ClosedForm()], record_at=[0, 20, 40])
+    one = table["scenario"] == table["scenario"].iloc[0]
+
+    def labels():
+        texts = scenario_picture.draw(scenario_picture.data(table)).axes[0].texts
+        return {text.get_text(): text.xy[0] for text in texts}
+
+    table.loc[one & (table["step"] == 40), "status"] = EXTRAPOLATED
+    assert labels() == {"rate 0.1": 20, "rate 0.2": 1.0}  # a step, and the panel's edge
+    table.loc[one & (table["step"] == 20), "status"] = EXTRAPOLATED
+    assert labels() == {"rate 0.2": 1.0}
+
+
 def test_curves_that_are_left_out_are_counted():
     table = answer(scenarios([0.1, 0.2], [5.0]), runners=[Training()], record_at=[0, 20, 40])
     assert "have gaps" not in legend_of(table)
