@@ -233,6 +233,7 @@ def test_runs_that_diverge_are_counted(run):
         (["--seeds", "1"], "Expected two or more seeds, for a standard error, got 1; give --seeds."),
         (["--seeds", "3", "--standard-error", "0"], "Expected --standard-error between 0 and 1"),
         (["--seeds", "3", "--standard-error", "0.1", "--most-seeds", "2"], "Expected --most-seeds of at least the 3"),
+        (["--seeds", "3", "--most-seeds", "9"], "Expected --standard-error with --most-seeds"),
         (["--seeds", "1.5"], "Expected a whole number, got 1.5."),
         (["--figure", "a.txt"], "Expected a figure that ends in"),
     ],

@@ -32,6 +32,7 @@ FOR_STUDY = (
 )
 COMPARED = ("loss", "test_loss")
 MORE_SEEDS = 2**20  # their numbers: none of the first round
+MOST_SEEDS = 400
 
 
 def accuracy(
@@ -47,8 +48,12 @@ def accuracy(
         Parameter(help="Train on, with more seeds, each cell whose mean loss is known less well than to this share."),
     ] = None,
     most_seeds: Annotated[
-        int, Parameter(converter=whole_number, help="With --standard-error: training runs of a cell at most.")
-    ] = 400,
+        int | None,
+        Parameter(
+            converter=whole_number,
+            help=f"With --standard-error: training runs of a cell at most. Default: {MOST_SEEDS}.",
+        ),
+    ] = None,
     subsample: Subsample = None,
     time_steps: TimeSteps = None,
     full_covariance_features: FullCovarianceFeatures = None,
@@ -65,8 +70,11 @@ def accuracy(
     count = len(insecure) if insecure else seeds if seeds is not None else question.num_seeds
     if count < 2:
         raise ValueError(f"Expected two or more seeds, for a standard error, got {count}; give --seeds.")
+    most = MOST_SEEDS if most_seeds is None else most_seeds
     if standard_error is not None:
-        _check_standard_error(standard_error, most_seeds, count, insecure)
+        _check_standard_error(standard_error, most, count, insecure)
+    elif most_seeds is not None:
+        raise ValueError("Expected --standard-error with --most-seeds: without it every cell has the same --seeds.")
     warn(changing_rates(able))
     warn(warnings_of(able))
     with share_progress(f"Training {len(able)} cells {count} times, and forecasting") as progress:
@@ -77,7 +85,7 @@ def accuracy(
     if standard_error is not None:
         with share_progress(f"Training until each mean is known to {percent(standard_error)}") as progress:
             # Hours of training: what an interrupted run has by then, the file holds.
-            rounds = trained_on(able, table, standard_error, count, most_seeds, question.record_at, progress)
+            rounds = trained_on(able, table, standard_error, count, most, question.record_at, progress)
             for after_round in rounds:
                 table = after_round
                 if output is not None:
