@@ -114,7 +114,8 @@ def _label_curves(panel, frame: pd.DataFrame) -> None:
 
     A curve that ends on the way has them there, and one of a single point has none.
     """
-    ends, end = [], frame["step"].max()
+    ends, last_step = [], frame["step"].max()
+    style: Any = {"textcoords": "offset points", "xytext": (3, 0), "va": "center", "fontsize": 6}
     for optimizer in frame["optimizer"].unique():
         curves: Any = frame[frame["optimizer"] == optimizer]
         varying = _varying(curves)
@@ -126,19 +127,13 @@ def _label_curves(panel, frame: pd.DataFrame) -> None:
             last = (curve if trained.empty else trained).sort_values("step").iloc[-1]
             text = ", ".join(f"{SETTINGS[name]} {last[name]:.3g}" for name in varying)
             colour = OPTIMIZER_COLOURS.get(optimizer, OTHER_COLOUR)
-            if last["step"] < end:
-                panel.annotate(
-                    text, (last["step"], last["mean"]), xytext=(3, 0), textcoords="offset points", va="center",
-                    fontsize=6, color=colour,
-                )  # fmt: skip
+            if last["step"] < last_step:
+                panel.annotate(text, (last["step"], last["mean"]), color=colour, **style)
             else:
                 ends.append((_share_of_height(panel, last["mean"]), text, colour))
     ends.sort(key=lambda end: end[0])
     for height, (_, text, colour) in zip(_apart([height for height, _, _ in ends]), ends, strict=True):
-        panel.annotate(
-            text, (1.0, height), xycoords="axes fraction", xytext=(3, 0), textcoords="offset points", va="center",
-            fontsize=6, color=colour, annotation_clip=False,
-        )  # fmt: skip
+        panel.annotate(text, (1.0, height), xycoords="axes fraction", color=colour, annotation_clip=False, **style)
 
 
 def _share_of_height(panel, value: float) -> float:

@@ -30,14 +30,15 @@ def read_ratings(path, *, num_users: int, num_items: int) -> Ratings:
         table = CsvFile(opened(path), path, delimiter="\t", header=RATINGS).frame()
     else:
         table = read_table(path)
-    if not {"user", "item", "rating"} <= set(table):
+    names = RATINGS[:3]
+    if not set(names) <= set(table):
         raise DataError(
             f"Expected the columns user, item and rating in {path}, got {listed(list(table.columns))}; rename them, or "
             "save a file as MovieLens has it (tabs, no header) under a name that ends in .data."
         )
     user, item, rating = (
         numeric_column(table, name, str(path), if_text="ratings and ids are numbers, mend that row or leave it out")
-        for name in ("user", "item", "rating")
+        for name in names
     )
     for name, ids, size in (("user", user, num_users), ("item", item, num_items)):
         bad = np.flatnonzero(~((ids >= 1) & (ids <= size) & (ids % 1 == 0)))
