@@ -10,7 +10,7 @@ from noisecast.privacy.sampling import Adjacency
 from noisecast.problems.datasets import Dataset
 from noisecast.problems.linear import SOFTMAX
 from noisecast.runners import Training
-from noisecast.runners.moments import Moments, logistic
+from noisecast.runners.moments import Moments, logistic, logistic_field
 from noisecast.runners.moments.batch_shape import BatchShape
 
 SEED_DATA, SEED_TRAINING = 640_101, 640_102
@@ -152,7 +152,7 @@ def test_means_of_signs_go_where_single_steps_lead(monkeypatch):
     def quotient(law, expected, gain):
         return np.maximum(expected / law.mean, gain)
 
-    monkeypatch.setattr(logistic, "chord", quotient)
+    monkeypatch.setattr(logistic_field, "chord", quotient)
     elsewhere = error_of_final_loss(scenario, 400)
     print(f"\n{error:+.3f}, by the quotient {elsewhere:+.3f}")
     assert abs(error) < 0.02

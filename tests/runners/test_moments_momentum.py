@@ -56,7 +56,7 @@ def test_averages_of_few_gradients_do_not_lag(monkeypatch):
     table = answer(
         [scenario],
         runners=[Training()],
-        insecure_seeds=range(SEED_TRAINING, SEED_TRAINING + 64),
+        insecure_seeds=range(SEED_TRAINING, SEED_TRAINING + 256),
         record_at=looks,
     )
     trained = np.array([table[(table.metric == "loss") & (table.step == step)].value.mean() for step in looks])

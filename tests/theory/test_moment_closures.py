@@ -13,8 +13,11 @@ from noisecast.theory.clipping import clipping_expectations
 from noisecast.theory.closures import SIGN_CLOSURE, GradientLaw, expected_norm, sign_response
 from noisecast.theory.dp_adam import few_gradients, lag_at, momentum_noise
 from noisecast.theory.frozen_steps import (
+    Drift,
     advance_covariance,
     advance_variance,
+    drift_covariance,
+    drift_variance,
     geometric_sum,
     krylov_response,
     largest_stable_step,
@@ -174,6 +177,46 @@ def test_directions_that_average_gradients_settle_where_their_recursion_does(b):
     limit = largest_stable_step(lag)
     assert averaged_steps(b, np.array([0.98 * limit]), np.eye(1), 4000) < 1e3
     assert averaged_steps(b, np.array([1.02 * limit]), np.eye(1), 400) > 1e6
+
+
+@pytest.mark.parametrize("curvature", [0.01, 0.05, 0.2])
+def test_what_is_given_may_drift(curvature):
+    """Noise and slope that grow by a tenth half-way to the end: frozen ones leave a variance that settles behind."""
+    n, since = 60, 30
+    later = (np.arange(n) - since + 0.5) / since
+    noises, slopes = 0.5 * (1 - 0.1 * later), curvature * (1 + 0.1 * later)
+    start = halfway = 0.5 * 1.1 / (2 * curvature * 0.9)
+    end, place = start, 0.0
+    for step, (noise, slope) in enumerate(zip(noises, slopes)):
+        end += noise - (2 * slope - slope**2) * end
+        halfway = end if step == since - 1 else halfway
+        place += 0.1 * later[step] - curvature * place
+    growth = (-0.1 * 0.5 - 0.1 * (2 * curvature - 2 * curvature**2) * halfway) / since
+    asked = {"gain": np.ones(1), "learning_rate": 1.0, "num_steps": n}
+    frozen = {"jacobian": np.array([curvature]), "noise": np.array([0.5])}
+    square = {name: np.diag(value) for name, value in frozen.items()}
+    behind = advance_variance(np.array([start]), **frozen, **asked)
+    drift = Drift(np.array([growth]), since)
+    drifted = drift_variance(behind, drift, jacobian=frozen["jacobian"], **asked)
+    assert abs(drifted - end) < 0.25 * abs(behind - end) and abs(behind / end - 1) > 0.02
+    together = advance_covariance(np.diag([start]), **square, **asked)
+    of_square = drift._replace(growth=np.diag(drift.growth))
+    found = drift_covariance(together, of_square, jacobian=square["jacobian"], **asked)
+    np.testing.assert_allclose(found, np.diag(drifted))
+    moved = krylov_response(lambda v: curvature * v, np.array([0.1 / since]), n, since=since)
+    np.testing.assert_allclose(moved, place, rtol=0.15)
+
+
+@pytest.mark.parametrize("growth", [-1e9, -0.01, 0.0, 0.01, 1e9])
+def test_what_drifts_is_a_covariance_and_leaves_alone_what_has_a_law_of_its_own(growth):
+    jacobian, gain, noise, covariance, apart = plain_example()
+    asked = {"jacobian": jacobian, "gain": gain, "learning_rate": 0.1, "num_steps": 30}
+    frozen = advance_covariance(covariance, noise=noise, **asked)
+    drift = Drift(growth * (noise + 0.1 * np.eye(5)), 15)
+    everywhere, beside = (drift_covariance(frozen, drift, apart=each, **asked) for each in (None, apart))
+    assert np.linalg.eigvalsh(beside)[0] > 0
+    assert apart @ beside @ apart == pytest.approx(apart @ frozen @ apart)
+    assert np.sign(np.round(np.trace(everywhere - frozen), 12)) == np.sign(growth)
 
 
 @settings(deadline=None, derandomize=True)

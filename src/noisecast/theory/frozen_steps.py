@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ SATURATED = 1.95  # the most that learning rate times curvature can be where a f
 OVERSHOOTING = 1.5
 # Of a time step, where a run is not long: after one too long weights overshoot, and then hardly move again.
 HALVINGS = 3
+LARGEST_DRIFT = 0.5  # of a variance, in one time step
 SMALLEST_GAIN = 1e-8  # relative to the largest: below it a saturated sign no longer moves with its gradient
 
 
@@ -50,6 +51,37 @@ def largest_stable_step(lag: float) -> float:
     return 2 * (1 + 2 * lag)
 
 
+class Drift(NamedTuple):
+    """What is not frozen: by how much more a variance is given, less what fades of it, from one step to the next.
+
+    Where steps are many, a stiff direction settles on what the last of them give it, not on what those half-way do.
+
+    Args:
+      growth: g, of eta^2 N - (V - R V R^T) at an unchanging V; like V.
+      since: c, the step at which everything frozen was found.
+    """
+
+    growth: Array
+    since: int
+
+
+def drift_sum(x: Array, num_steps: int, since: int) -> Array:
+    """int_0^n e^(-x (n - t)) (t - c) dt: what is left of a push that grows by one a step, and is none at c.
+
+    Args:
+      x: rates, any shape; below 0 taken as 0.   num_steps: n; >= 0.   since: c; >= 0.
+    Returns: shape of x [steps^2].
+
+    >>> drift_sum(np.array([0.0, 0.5]), 10, 5).round(3)
+    array([0.   , 6.094])
+    """
+    y = np.maximum(np.asarray(x, np.float64), 0.0) * num_steps
+    near, far = np.minimum(y, 1e-3), np.clip(y, 1e-3, 700.0)
+    whole = np.where(y < 1e-3, 1 - near / 2, -np.expm1(-far) / far)
+    by_age = np.where(y < 1e-3, 1 / 2 - near / 3, (-np.expm1(-far) - far * np.exp(-far)) / far**2)
+    return num_steps * ((num_steps - since) * whole - num_steps * by_age)
+
+
 def advance_covariance(
     covariance: Array, *, jacobian: Array, gain: Array, noise: Array, learning_rate: float, num_steps: int,
     lag: float = 0.0, most: float = np.inf, overshooting: float = np.inf,
@@ -74,12 +106,10 @@ def advance_covariance(
     ...                    num_steps=2)
     array([[0.375]])
     """
-    root = np.sqrt(np.maximum(gain, SMALLEST_GAIN * gain.max()))
-    response = root[:, None] * jacobian * root
-    if not np.isfinite(response).all():  # beyond float64: the run diverges
+    modes = _modes(jacobian, gain)
+    if modes is None:  # beyond float64: the run diverges
         return np.full_like(covariance, np.nan)
-    eigenvalues, basis = np.linalg.eigh(response)
-    into, back = basis.T / root, root[:, None] * basis
+    eigenvalues, into, back = modes
     reach = largest_stable_step(lag) / 2
     x = np.minimum(learning_rate * eigenvalues, most * reach)
     fading, total = _fading(x[:, None], x, num_steps, lag)
@@ -109,6 +139,70 @@ def advance_variance(
     x = np.minimum(learning_rate * gain * jacobian, most * largest_stable_step(lag) / 2)
     fading, total = _fading(x, x, num_steps, lag)
     return (1 - fading * total) * variance + learning_rate**2 * total * noise
+
+
+def drift_covariance(
+    covariance: Array, drift: Drift, *, jacobian: Array, gain: Array, learning_rate: float, num_steps: int,
+    lag: float = 0.0, most: float = np.inf, apart: Array | None = None,
+) -> Array:  # fmt: skip
+    """`advance_covariance`'s, where what is given drifts: in the eigenbasis S V S, S by how much variances grow.
+
+    Args:
+      covariance: after n steps of which all is frozen; (d, d).   drift: (d, d).
+      jacobian, gain, learning_rate, num_steps, lag, most: as there.
+      apart: u of which Var u.w does not drift, having a law of its own; (d,), or None.
+    Returns: (d, d).
+
+    >>> frozen = {"jacobian": np.eye(1), "gain": np.ones(1), "learning_rate": 0.1, "num_steps": 100}
+    >>> drift_covariance(np.eye(1), Drift(np.full((1, 1), 0.001), since=50), **frozen).round(4)
+    array([[1.2355]])
+    """
+    modes = _modes(jacobian, gain)
+    if modes is None:
+        return covariance
+    eigenvalues, into, back = modes
+    x = np.minimum(learning_rate * eigenvalues, most * largest_stable_step(lag) / 2)
+    variance = ((into @ covariance) * into).sum(axis=1)
+    grown = ((into @ drift.growth) * into).sum(axis=1) * drift_sum(
+        _fading(x, x, num_steps, lag)[0], num_steps, drift.since
+    )
+    wider = np.sqrt(1 + _drift_share(variance, grown))
+    scale = (back * wider) @ into
+    after = scale @ covariance @ scale.T
+    if apart is None:
+        return after
+    along = after @ apart
+    before, now = float(apart @ covariance @ apart), float(apart @ along)
+    return after + (before / now - 1) / now * np.outer(along, along) if now > 0 else after
+
+
+def drift_variance(
+    variance: Array, drift: Drift, *, jacobian: Array, gain: Array, learning_rate: float, num_steps: int,
+    lag: float = 0.0, most: float = np.inf,
+) -> Array:  # fmt: skip
+    """`drift_covariance` of independent coordinates; everything (d,).
+
+    >>> frozen = {"jacobian": np.ones(1), "gain": np.ones(1), "learning_rate": 0.1, "num_steps": 100}
+    >>> drift_variance(np.ones(1), Drift(np.array([0.001]), since=50), **frozen).round(4)
+    array([1.2355])
+    """
+    x = np.minimum(learning_rate * gain * jacobian, most * largest_stable_step(lag) / 2)
+    grown = drift.growth * drift_sum(_fading(x, x, num_steps, lag)[0], num_steps, drift.since)
+    return variance * (1 + _drift_share(variance, grown))
+
+
+def _modes(jacobian: Array, gain: Array) -> tuple[Array, Array, Array] | None:
+    """Eigenvalues of K^(1/2) J K^(1/2), and what leads into its eigenbasis and back; None where they are not finite."""
+    root = np.sqrt(np.maximum(gain, SMALLEST_GAIN * gain.max()))
+    response = root[:, None] * jacobian * root
+    if not np.isfinite(response).all():
+        return None
+    eigenvalues, basis = np.linalg.eigh(response)
+    return eigenvalues, basis.T / root, root[:, None] * basis
+
+
+def _drift_share(variance: Array, grown: Array) -> Array:
+    return np.clip(grown / np.maximum(variance, 1e-300), -LARGEST_DRIFT, LARGEST_DRIFT)
 
 
 def _fading(x: Array, other: Array, num_steps: int, lag: float) -> tuple[Array, Array]:
@@ -189,6 +283,7 @@ def krylov_response(
     tolerance: float = 3e-4,
     max_iterations: int = 48,
     most: float = np.inf,
+    since: int | None = None,
 ) -> Array:
     """sum_{i < n} (I - A')^i A' A^-1 b for symmetric A >= 0: how far n linear steps travel, by Lanczos.
 
@@ -199,14 +294,15 @@ def krylov_response(
     Args:
       operator: v -> A v.   start: b; (d,).   num_steps: n; >= 1.   lag: L; >= 0.
       tolerance: of the answer's length, between one iteration and the next.   max_iterations: of Lanczos; >= 1.
-      most: without lag, as in `advance_covariance`.
-    Returns: (d,), in units of b.
+      most: without lag, as in `advance_covariance`.   since: b is no force but by how much one grows a step, which is
+        none at step `since` (`drift_sum`).
+    Returns: (d,), in units of b; of such a growth, times steps.
 
     >>> krylov_response(lambda v: np.array([0.5, 1.0]) * v, np.ones(2), 2).round(12)
     array([1.5, 1. ])
     """
     length = np.linalg.norm(start)
-    if (num_steps == 1 and lag == 0) or length == 0 or not np.isfinite(length):
+    if (since is None and num_steps == 1 and lag == 0) or length == 0 or not np.isfinite(length):
         return num_steps * start
     basis, diagonal, off = np.empty((max_iterations + 1, len(start))), [], []
     basis[0] = start / length
@@ -220,7 +316,7 @@ def krylov_response(
         off.append(np.linalg.norm(image))
         exhausted = off[-1] <= 1e-10 * max(map(abs, diagonal)) or iteration >= min(len(start), max_iterations)
         eigenvalues, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off[:-1], 1) + np.diag(off[:-1], -1))
-        answer = length * (vectors @ (_steps_travelled(eigenvalues, num_steps, lag, most) * vectors[0]))
+        answer = length * (vectors @ (_steps_travelled(eigenvalues, num_steps, lag, most, since) * vectors[0]))
         if exhausted or (found is not None and _change(found, answer) <= tolerance):
             return known.T @ answer
         found = answer
@@ -228,13 +324,12 @@ def krylov_response(
     raise AssertionError("the last iteration returns")
 
 
-def _steps_travelled(curvature: Array, num_steps: int, lag: float, most: float) -> Array:
-    """sum_{i < n} (1 - a')^i a'/a: by how many steps of an unchanging force."""
-    if lag == 0:
-        return geometric_sum(np.minimum(curvature, most), num_steps)
-    fastest = 1 - math.sqrt(lag / (1 + lag))
-    a = np.maximum(curvature, 1e-300)
-    faster = np.minimum(1 + lag * a, fastest / a)
+def _steps_travelled(curvature: Array, num_steps: int, lag: float, most: float, since: int | None) -> Array:
+    """sum_{i < n} (1 - a')^i a'/a: by how many steps of an unchanging force; or of one that grows."""
+    a = np.minimum(curvature, most) if lag == 0 else np.maximum(curvature, 1e-300)
+    faster = 1.0 if lag == 0 else np.minimum(1 + lag * a, (1 - math.sqrt(lag / (1 + lag))) / a)
+    if since is not None:
+        return faster * drift_sum(faster * a, num_steps, since)
     return faster * geometric_sum(faster * a, num_steps)
 
 

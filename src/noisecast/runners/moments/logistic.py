@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,22 +18,25 @@ from noisecast.problems.linear import LOGISTIC, LinearModel
 from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import Examples
 from noisecast.runners.moments.forecast import Forecast, collected, time_grid
+from noisecast.runners.moments.logistic_field import Change, Directions, Field, Seen
 from noisecast.runners.moments.logistic_limits import ENOUGH, Limits
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite, residual_bound
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
 from noisecast.runners.moments.pushes import Pushes, Reach, Spreads, Step, bend_together
 from noisecast.scenario import Scenario
-from noisecast.theory.closures import GradientLaw, Response, chord
+from noisecast.theory.closures import GradientLaw, Response
 from noisecast.theory.collective_skew import CollectiveSkew, Past, Span
 from noisecast.theory.common_swing import Swing
 from noisecast.theory.frozen_steps import (
     OVERSHOOTING,
     SATURATED,
     SMALLEST_GAIN,
+    Drift,
     advance_covariance,
     advance_variance,
-    bend,
+    drift_covariance,
+    drift_variance,
     halvings_of,
     krylov_response,
     power_iteration,
@@ -46,6 +49,7 @@ SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
 LARGEST_BEND_OF_LAWS = 0.1  # the same where each output has its own: a loss of few outputs, far out, feels their shape
 MOST_OFTEN = 4.0  # of what an example does to itself within the block
+ROUGHLY = 0.02  # of how far a force that changes moves the mean: of what is a correction
 POWERS = 3  # of the curvature a time step
 
 
@@ -74,68 +78,6 @@ def forecast(
             return found
         # What a subsample adds falls as 1/size.
         size = min(LARGEST_SUBSAMPLE, math.ceil(1.5 * size * min(found.subsample_error / ENOUGH, 8.0)))
-
-
-class _Field(NamedTuple):
-    """What the examples make of Gaussian weights, before the optimizer.
-
-    Args:
-      expectations: of every example, times n over the declared size.
-      mean: of the clipped gradient, in the block and the rest; (d,).
-      spreads: of the logits.
-      jacobian: J in the block.   jacobian_diag: its diagonal in the rest, beside the block's columns; of columns in
-        company what bends all of them together, m_j times their own.
-      noise_along: of the rest's noise what is along the block's columns; (p - K,).
-      noise_shared: of batch noise beside it, what columns in company add to each of them; (p - K,).
-      held: of the examples' residuals; (n,).
-      covariance: of the private gradient in the block, the spread of the weights included.
-      law: of the private gradient, coordinate by coordinate.
-      stiffer: what the common swing adds to J, c t t' in the block; (), (K + 1 + r,).
-      stiffness: of J for a swing of the mean output.
-      given: E[residual | s] - E residual of some examples (`MeanOutput.chosen`), s the common swing; (m, 71).
-      bends: of these examples, std of their outputs and E residual''; (m,) each.
-    """
-
-    expectations: ClippedExpectations
-    mean: np.ndarray
-    spreads: Spreads
-    jacobian: np.ndarray
-    jacobian_diag: np.ndarray
-    noise_along: np.ndarray
-    noise_shared: np.ndarray
-    held: Held
-    covariance: np.ndarray
-    law: GradientLaw
-    stiffer: tuple[float, np.ndarray]
-    stiffness: float
-    given: np.ndarray
-    bends: tuple[np.ndarray, np.ndarray]
-
-
-class _Directions(NamedTuple):
-    """What the optimizer makes of a field, over a time step.
-
-    Args:
-      expected: E u; (d,).   slope: k of its mean; (d,).   gain: of the block's columns.
-      noise: of u in the block, the spread of the weights left out.   rest_noise: of the rest, columns in company along
-        what they are together; (p - K,).   noise_apart: across it.
-      lag: L, over which directions average.   memory: of the optimizer, after the step.
-    """
-
-    expected: np.ndarray
-    slope: np.ndarray
-    gain: np.ndarray
-    noise: np.ndarray
-    rest_noise: np.ndarray
-    noise_apart: np.ndarray
-    lag: float
-    memory: Any
-
-
-def _bend(one: _Field, other: _Field) -> float:
-    """Of the examples' slopes, or of what holds the mean output, whichever is more."""
-    held = (np.array([each.stiffness]) for each in (one, other))
-    return max(bend(one.expectations.slope, other.expectations.slope), bend(*held))
 
 
 class _LogisticSolve:
@@ -190,75 +132,85 @@ class _LogisticSolve:
             np.zeros(self.split + num_rest), np.zeros((width, width)), np.zeros(num_rest), np.zeros(num_rest), None,
             OwnPush.none(self.rows.num_examples), Swing.gaussian(), Past(), CollectiveSkew.none(),
         )  # fmt: skip
-        seen, last, steepest = {}, -1, 0.0
+        recorded, last, steepest = {}, -1, 0.0
         self.passing = set(record_at)
         with ThreadPoolExecutor(1) as beside:  # a third of the time goes into what is seen on the way: on another core
+            seen = self._seen(at)
             for step, end in zip(stops, [*stops[1:], None]):
-                field = self._field(at)
-                beyond = self._out_of_depth(field, at, step)
+                beyond = self._out_of_depth(seen.field, at, step)
                 steepest = max(steepest, self.limits.curvature) if step else 0.0
                 for asked in (asked for asked in record_at if last < asked <= step):
                     metrics = beside.submit(copy_context().run, self.metrics.of, self.passed.pop(asked, at))
                     then = {"curvature": self.limits.curvature, "steepest": steepest, "move": self.limits.move}
-                    seen[asked] = metrics, beyond, then
+                    recorded[asked] = metrics, beyond, then
                 if end is not None and is_finite(at):
-                    at = self._advance(at, field, step, end - step, halvings=halvings_of(self.num_steps))
+                    at, seen = self._advance(at, seen, step, end - step, halvings=halvings_of(self.num_steps))
                 last = step
-            recorded = {}
-            for asked, (found, beyond, then) in seen.items():
-                metrics, subsample_error, together, skewed = found.result()
+            found = {}
+            for asked, (metrics, beyond, then) in recorded.items():
+                metrics, subsample_error, together, skewed = metrics.result()
                 then |= {"step": asked, "together": together, "skewed": skewed}
                 is_off = self.limits.are_passed_by(metrics["loss"], metrics["loss_std"], **then)
-                recorded[asked] = metrics, beyond or is_off
+                found[asked] = metrics, beyond or is_off
         reasons = self.limits.reasons(is_finite=is_finite(at), subsample_error=subsample_error)
-        return collected(recorded, subsample_error, reasons)
+        return collected(found, subsample_error, reasons)
 
-    def _advance(self, at: Weights, field: _Field, step: int, num_steps: int, *, halvings: int) -> Weights:
-        """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
-        at = at._replace(pushed=at.pushed.resolved(*field.spreads[1:3]))
+    def _advance(self, at: Weights, seen: Seen, step: int, num_steps: int, *, halvings: int) -> tuple[Weights, Seen]:
+        """By the exponential midpoint rule: the field half-way, linear in the mean around it. And the end, as seen."""
+        at = at._replace(pushed=at.pushed.resolved(*seen.field.spreads[1:3]))
+        seen = seen._replace(weights=seen.weights._replace(pushed=at.pushed))
         half = num_steps // 2
         if half == 0:
-            return self._leapt(at, field, at, field, step, num_steps, since=0)
+            return self._leapt(at, seen, seen, step, num_steps, since=0)
         if step == 0 and halvings and half > 1:
             # Weights move fastest here: a first step is hardly ever short enough.
-            return self._halved(at, field, step, num_steps, halvings - 1)
-        middle = self._frozen(at, field, at, field, step, half, since=0, overshooting=OVERSHOOTING)
-        if not is_finite(middle):
-            return middle
-        around = self._field(middle)
+            return self._halved(at, seen, step, num_steps, halvings - 1)
+        middle = self._seen(self._frozen(at, seen, seen, step, half, since=0, overshooting=OVERSHOOTING))
+        if not is_finite(middle.weights):
+            return middle.weights, middle
         largest = LARGEST_BEND if at.pushed.density is None else LARGEST_BEND_OF_LAWS
-        if half > 1 and halvings and _bend(field, around) > largest:
-            return self._halved(at, field, step, num_steps, halvings - 1)
-        return self._leapt(at, field, middle, around, step, num_steps, since=half)
+        if half > 1 and halvings and seen.field.bent(middle.field) > largest:
+            return self._halved(at, seen, step, num_steps, halvings - 1)
+        return self._leapt(at, seen, middle, step, num_steps, since=half)
 
     def _leapt(
-        self, at: Weights, before: _Field, around: Weights, field: _Field, step: int, num_steps: int, *, since: int
-    ) -> Weights:
-        """`_frozen`, which leaves behind what is asked for on the way."""
-        after = self._frozen(at, before, around, field, step, num_steps, since=since)
-        for asked in (asked for asked in self.passing if step < asked < step + num_steps):
-            self.passed[asked] = self._frozen(at, before, around, field, step, asked - step, since=since)
-        if step + num_steps in self.passing:
-            self.passed[step + num_steps] = after
-        return after
+        self, at: Weights, before: Seen, middle: Seen, step: int, num_steps: int, *, since: int
+    ) -> tuple[Weights, Seen]:
+        """`_frozen`, and what changes after half-way. Leaves behind what is asked for on the way."""
+        after = self._seen(self._frozen(at, before, middle, step, num_steps, since=since))
+        on_the_way = {
+            asked: self._frozen(at, before, middle, step, asked - step, since=since)
+            for asked in self.passing
+            if step < asked < step + num_steps
+        }
+        found = on_the_way | {step + num_steps: after.weights}
+        if since and is_finite(after.weights):
+            taken = self._directions(at, middle, step, num_steps)
+            change = self._change(middle, taken, after, step + since, num_steps - since, since)
+            found = {at: self._changed(one, middle.field, taken, change, at - step) for at, one in found.items()}
+        self.passed |= {asked: one for asked, one in found.items() if asked in self.passing}
+        return found[step + num_steps], after
 
-    def _halved(self, at: Weights, field: _Field, step: int, num_steps: int, halvings: int) -> Weights:
+    def _halved(self, at: Weights, seen: Seen, step: int, num_steps: int, halvings: int) -> tuple[Weights, Seen]:
         half = num_steps // 2
-        middle = self._advance(at, field, step, half, halvings=halvings)
+        middle, around = self._advance(at, seen, step, half, halvings=halvings)
         if not is_finite(middle):
-            return middle
-        return self._advance(middle, self._field(middle), step + half, num_steps - half, halvings=halvings)
+            return middle, around
+        return self._advance(middle, around, step + half, num_steps - half, halvings=halvings)
+
+    def _seen(self, at: Weights) -> Seen:
+        return Seen(at, self._field(at))
 
     def _frozen(
-        self, at: Weights, before: _Field, around: Weights, field: _Field, step: int, num_steps: int, *, since: int,
+        self, at: Weights, before: Seen, middle: Seen, step: int, num_steps: int, *, since: int,
         overshooting: float = math.inf,
     ) -> Weights:  # fmt: skip
-        """num_steps from `at` in the field found at `around`, `since` steps after the field before."""
-        taken = self._directions(at, around, field, step, num_steps)
+        """num_steps from `at` in the field of `middle`, `since` steps after that of `before`."""
+        around, field = middle
+        taken = self._directions(at, middle, step, num_steps)
         linear = {"learning_rate": self.learning_rate, "num_steps": num_steps, "lag": taken.lag, "most": SATURATED}
-        reach, pushing = self._pushing(before, around, field, taken, step, num_steps, since)
-        lasting, rest_lasting = self.pushes.lasting(reach, field.held)
-        of_block, of_rest = taken.noise + lasting, taken.rest_noise + rest_lasting
+        reach = self._reach(field, taken, step + since)
+        of_block, of_rest = self._noise(field, taken, reach)
         held = {"jacobian": field.jacobian, "gain": taken.gain, "overshooting": overshooting}
         apart = {"jacobian": field.jacobian_diag, "gain": taken.slope[self.split :]}
         mean, covariance, swing = self.common.carried(
@@ -276,15 +228,16 @@ class _LogisticSolve:
         )
         variance = advance_variance(at.variance, noise=of_rest, **apart, **linear)
         unheld = at.apart + self.learning_rate**2 * num_steps * taken.noise_apart
+        pushing = self._pushing(before.field, middle, taken, step, num_steps, since)
         pushed = self.pushes.advanced(at.pushed, around.pushed, reach, pushing)
         is_halfway = math.isfinite(overshooting)
-        past, skew = self._past(at, before, field, taken, covariance, step, num_steps, since), at.skew
+        past, skew = self._past(at, before.field, field, taken, covariance, step, num_steps, since), at.skew
         if skew.is_any or not is_halfway:
             skew = self._skew(past, field)
         return Weights(mean, covariance, variance, unheld, taken.memory, pushed, swing, past, skew)
 
     def _past(
-        self, at: Weights, before: _Field, field: _Field, taken: _Directions, covariance: np.ndarray, step: int,
+        self, at: Weights, before: Field, field: Field, taken: Directions, covariance: np.ndarray, step: int,
         num_steps: int, since: int,
     ) -> Past:  # fmt: skip
         """Beside the common swing, whose law is known."""
@@ -293,7 +246,7 @@ class _LogisticSolve:
         seen = {step: before.bends[1], step + since: field.bends[1]}
         return at.past.then(span, tuple(seen), tuple(seen.values()))
 
-    def _skew(self, past: Past, field: _Field) -> CollectiveSkew:
+    def _skew(self, past: Past, field: Field) -> CollectiveSkew:
         """Of outputs, by what they have pushed of each other and, within the block, of themselves."""
         if not np.isfinite(past.spans[-1].covariances[1]).all():
             return CollectiveSkew.none()
@@ -304,7 +257,8 @@ class _LogisticSolve:
         own = np.minimum(spreads.slow[few] / of_block, MOST_OFTEN)
         return CollectiveSkew.of(self.common.few, field.bends[0], own, past, self.rows.num_examples)
 
-    def _directions(self, at: Weights, around: Weights, field: _Field, step: int, num_steps: int) -> _Directions:
+    def _directions(self, at: Weights, middle: Seen, step: int, num_steps: int) -> Directions:
+        around, field = middle
         rest = slice(self.split, None)
         halfway = self.closure.memory(at.memory, field.law, step, max(1, num_steps // 2))
         gain_share = self.closure.gain_share(field.law, halfway, step, num_steps)
@@ -318,7 +272,7 @@ class _LogisticSolve:
         along = field.law.signal_variance[rest] + field.noise_along
         noise_apart = np.maximum(of_rest - slope[rest] ** 2 * along, 0.0)
         share = self.closure.noise_share(step, num_steps)
-        return _Directions(
+        return Directions(
             expected=gain_share * found.expected,
             slope=slope,
             gain=gain,
@@ -329,14 +283,21 @@ class _LogisticSolve:
             memory=self.closure.memory(at.memory, field.law, step, num_steps),
         )
 
-    def _pushing(
-        self, before: _Field, around: Weights, field: _Field, taken: _Directions, step: int, num_steps: int, since: int
-    ) -> tuple[Reach, Step]:
+    def _reach(self, field: Field, taken: Directions, step: int) -> Reach:
+        bends = bend_together(field.jacobian)
+        return self.pushes.reach(taken.slope, taken.gain, bends, field.held, field.spreads, step)
+
+    def _noise(self, field: Field, taken: Directions, reach: Reach) -> tuple[np.ndarray, np.ndarray]:
+        """Of a step's direction, with what examples push on; in the block, and in the rest."""
+        lasting, rest_lasting = self.pushes.lasting(reach, field.held)
+        return taken.noise + lasting, taken.rest_noise + rest_lasting
+
+    def _pushing(self, before: Field, middle: Seen, taken: Directions, step: int, num_steps: int, since: int) -> Step:
         """What examples' own pushes are advanced by."""
+        around, field = middle
         squared = self.learning_rate**2
-        bends = bend_together(field.jacobian), field.jacobian_diag
         noise = self.common.noise_of(around.covariance, field.spreads.swings, squared * taken.noise)
-        pushing = Step(
+        return Step(
             so_far=step + since,
             num_steps=num_steps,
             since=since,
@@ -346,14 +307,12 @@ class _LogisticSolve:
             slow_noise=noise[1] + squared * self.rows.rest_squared_dot(taken.rest_noise),
             held=field.held,
             squared=field.expectations.squared_residual,
-            jacobian=bends,
+            jacobian=(bend_together(field.jacobian), field.jacobian_diag),
             variance=(self.common.beside(around.covariance), around.variance),
         )
-        reach = self.pushes.reach(taken.slope, taken.gain, bends[0], field.held, field.spreads, step + since)
-        return reach, pushing
 
     def _direction_covariance(
-        self, field: _Field, gain: np.ndarray, of_rest: np.ndarray, memory: np.ndarray | None
+        self, field: Field, gain: np.ndarray, of_rest: np.ndarray, memory: np.ndarray | None
     ) -> np.ndarray:
         """Cov u along the block's columns."""
         own = slice(None, self.split)
@@ -362,25 +321,52 @@ class _LogisticSolve:
         )
         return direction_covariance(self.rows, among, field.covariance, gain, of_rest, field.law.variance[self.split :])
 
-    def _travelled(self, field: _Field, taken: _Directions, offset: np.ndarray, num_steps: int) -> np.ndarray:
-        """eta sum_i (I - eta D J)^i (E u + D J offset), D the `chord` E u/F."""
-        stiffness = chord(field.law, taken.expected, taken.slope)
-        root, force = np.sqrt(stiffness), taken.expected / stiffness
+    def _travelled(self, field: Field, taken: Directions, offset: np.ndarray, num_steps: int) -> np.ndarray:
+        """eta sum_i (I - eta D J)^i (E u + D J offset)."""
+        force = taken.expected / taken.stiffness(field)
         if offset.any():
-            force = force + self._curve(field, offset)
-        eta = self.learning_rate
+            force = force + field.curve(self.rows, offset)
+        return self._response(field, taken, force, num_steps)
+
+    def _response(self, field: Field, taken: Directions, force: np.ndarray, num_steps: int, **asked: Any) -> np.ndarray:
+        """eta sum_i (I - eta D J)^i D force."""
+        root, eta = np.sqrt(taken.stiffness(field)), self.learning_rate
+        asked |= {"lag": taken.lag, "most": SATURATED}
         response = krylov_response(
-            lambda v: eta * root * self._curve(field, root * v), root * force, num_steps, lag=taken.lag, most=SATURATED
+            lambda v: eta * root * field.curve(self.rows, root * v), root * force, num_steps, **asked
         )
         return eta * root * response
 
-    def _curve(self, field: _Field, vector: np.ndarray) -> np.ndarray:
-        """J v."""
-        stiffer, along = field.stiffer
-        shared = stiffer * float(along @ self.rows.in_block(vector)) * along
-        return self.rows.mean_of(field.expectations.slope * self.rows.dot(vector)) + self.rows.from_block(shared)
+    def _change(self, middle: Seen, taken: Directions, end: Seen, step: int, num_steps: int, since: int) -> Change:
+        """A step, from half-way to an end num_steps later, where all that is frozen half-way leads to.
 
-    def _field(self, at: Weights) -> _Field:
+        What a force changes since the mean moves is left out, by the slopes on the way: the response knows of it.
+        """
+        field, there, eta = middle.field, end.field, self.learning_rate
+        found, moved = self._directions(end.weights, end, step + num_steps, 1), end.weights.mean - middle.weights.mean
+        stiffness = taken.stiffness(field)
+        bent = stiffness * field.curve(self.rows, moved) + found.stiffness(there) * there.curve(self.rows, moved)
+        force = (found.expected - taken.expected - bent / 2) / stiffness
+        now = self._noise(field, taken, self._reach(field, taken, step))
+        then = self._noise(there, found, self._reach(there, found, step + num_steps))
+        at = middle.weights.covariance, middle.weights.variance
+        block = found.injected(there, then[0], at[0], eta) - taken.injected(field, now[0], at[0], eta)
+        rest = found.injected_in_rest(there, then[1], at[1], eta) - taken.injected_in_rest(field, now[1], at[1], eta)
+        return Change(force / num_steps, Drift(block / num_steps, since), Drift(rest / num_steps, since))
+
+    def _changed(self, after: Weights, field: Field, taken: Directions, change: Change, num_steps: int) -> Weights:
+        """What is led to by num_steps of which not all is frozen."""
+        linear = {"learning_rate": self.learning_rate, "num_steps": num_steps, "lag": taken.lag, "most": SATURATED}
+        block = {"jacobian": field.jacobian, "gain": taken.gain, "apart": self.common.direction}
+        rest = {"jacobian": field.jacobian_diag, "gain": taken.slope[self.split :]}
+        moved = self._response(field, taken, change.force, num_steps, tolerance=ROUGHLY, since=change.block.since)
+        return after._replace(
+            mean=after.mean - moved,
+            covariance=drift_covariance(after.covariance, change.block, **block, **linear),
+            variance=drift_variance(after.variance, change.rest, **rest, **linear),
+        )
+
+    def _field(self, at: Weights) -> Field:
         rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
         swings, labels = self.common.swings(rows, at.covariance), rows.labels
         spreads = Spreads.of(rows, swings, at)
@@ -412,7 +398,7 @@ class _LogisticSolve:
             found, given = found.felt(felt), felt[few, None] * given
             held = self._held(found, at, law, spreads)
             jacobian, jacobian_diag, stiffer = self._jacobian(held, at, follows @ given)
-        return _Field(
+        return Field(
             found, mean, spreads, jacobian, jacobian_diag, noise_along, noise_shared,
             held, noise + spread, gradient, stiffer, self.common.stiffness(at, jacobian), self.fill * given, bends,
         )  # fmt: skip
@@ -440,7 +426,7 @@ class _LogisticSolve:
     ) -> tuple[np.ndarray, np.ndarray, tuple[float, np.ndarray]]:
         """J of examples that hold weights so, and of such a pull on the mean output at the places of its swing.
 
-        Returns: J in the block; its diagonal in the rest, as in `_Field`; `MeanOutput.stiffer`.
+        Returns: J in the block; its diagonal in the rest, as in `Field`; `MeanOutput.stiffer`.
         """
         # Single precision may leave a variance of nothing below nothing.
         of_rest = np.maximum(self.rows.rest_second_moment(held.slow) - self.rows.rest_moment_along(held.slow), 0.0)
@@ -450,7 +436,7 @@ class _LogisticSolve:
         stiffer, along = self.common.stiffer(at, within, pull)
         return within + stiffer * np.outer(along, along), of_rest, (stiffer, along)
 
-    def _out_of_depth(self, field: _Field, at: Weights, step: int) -> bool:
+    def _out_of_depth(self, field: Field, at: Weights, step: int) -> bool:
         if not np.isfinite(field.mean).all():
             return True
         limits, memory = self.limits, self.closure.memory(at.memory, field.law, step, 1)
@@ -466,7 +452,7 @@ class _LogisticSolve:
         limits.share = float(at.pushed.remaining_share(*field.spreads[1:3]).mean())
         return limits.are_passed
 
-    def _move(self, field: _Field, found: Response, memory: Any) -> float:
+    def _move(self, field: Field, found: Response, memory: Any) -> float:
         """By how much a step moves the logits by chance; a step that averages gradients by that of what they average,
         less what is averaged out.
         """
@@ -475,7 +461,7 @@ class _LogisticSolve:
         variance = self.rows.block_spread(of_block) + self.rows.rest_squared_dot(of_rest)
         return self.learning_rate * math.sqrt(float(variance.mean()) / (1 + 2 * self.closure.lag))
 
-    def _largest_curvature(self, field: _Field, gain: np.ndarray) -> float:
+    def _largest_curvature(self, field: Field, gain: np.ndarray) -> float:
         """Of the optimizer's drift: in the block by a power iteration that goes on from step to step, since correlated
         features bend together far more than each alone; in the rest that of each. At the start it may pass 2 unharmed.
         """

@@ -1,0 +1,116 @@
+"""What the examples make of Gaussian weights, what the optimizer makes of that, and how both go on changing."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from noisecast.runners.moments.examples import Rows
+from noisecast.runners.moments.logistic_weights import Weights
+from noisecast.runners.moments.pushes import Spreads
+from noisecast.theory.closures import GradientLaw, chord
+from noisecast.theory.frozen_steps import Drift, bend
+from noisecast.theory.logistic_moments import ClippedExpectations
+from noisecast.theory.own_push import Held
+
+
+class Field(NamedTuple):
+    """What the examples make of Gaussian weights, before the optimizer.
+
+    Args:
+      expectations: of every example, times n over the declared size.
+      mean: of the clipped gradient, in the block and the rest; (d,).
+      spreads: of the logits.
+      jacobian: J in the block.   jacobian_diag: its diagonal in the rest, beside the block's columns; of columns in
+        company what bends all of them together, m_j times their own.
+      noise_along: of the rest's noise what is along the block's columns; (p - K,).
+      noise_shared: of batch noise beside it, what columns in company add to each of them; (p - K,).
+      held: of the examples' residuals; (n,).
+      covariance: of the private gradient in the block, the spread of the weights included.
+      law: of the private gradient, coordinate by coordinate.
+      stiffer: what the common swing adds to J, c t t' in the block; (), (K + 1 + r,).
+      stiffness: of J for a swing of the mean output.
+      given: E[residual | s] - E residual of some examples (`MeanOutput.chosen`), s the common swing; (m, 71).
+      bends: of these examples, std of their outputs and E residual''; (m,) each.
+    """
+
+    expectations: ClippedExpectations
+    mean: np.ndarray
+    spreads: Spreads
+    jacobian: np.ndarray
+    jacobian_diag: np.ndarray
+    noise_along: np.ndarray
+    noise_shared: np.ndarray
+    held: Held
+    covariance: np.ndarray
+    law: GradientLaw
+    stiffer: tuple[float, np.ndarray]
+    stiffness: float
+    given: np.ndarray
+    bends: tuple[np.ndarray, np.ndarray]
+
+    def bent(self, other: "Field") -> float:
+        """Share of the examples' slopes by which they differ, or of what holds the mean output, whichever is more."""
+        held = (np.array([each.stiffness]) for each in (self, other))
+        return max(bend(self.expectations.slope, other.expectations.slope), bend(*held))
+
+    def curve(self, rows: Rows, vector: np.ndarray) -> np.ndarray:
+        """J v."""
+        stiffer, along = self.stiffer
+        shared = stiffer * float(along @ rows.in_block(vector)) * along
+        return rows.mean_of(self.expectations.slope * rows.dot(vector)) + rows.from_block(shared)
+
+
+class Seen(NamedTuple):
+    """Weights, and the field that was found there."""
+
+    weights: Weights
+    field: Field
+
+
+class Directions(NamedTuple):
+    """What the optimizer makes of a field, over a time step.
+
+    Args:
+      expected: E u; (d,).   slope: k of its mean; (d,).   gain: of the block's columns.
+      noise: of u in the block, the spread of the weights left out.   rest_noise: of the rest, columns in company along
+        what they are together; (p - K,).   noise_apart: across it.
+      lag: L, over which directions average.   memory: of the optimizer, after the step.
+    """
+
+    expected: np.ndarray
+    slope: np.ndarray
+    gain: np.ndarray
+    noise: np.ndarray
+    rest_noise: np.ndarray
+    noise_apart: np.ndarray
+    lag: float
+    memory: Any
+
+    def stiffness(self, field: Field) -> np.ndarray:
+        """D, the `chord` E u/F; (d,)."""
+        return chord(field.law, self.expected, self.slope)
+
+    def injected(self, field: Field, noise: np.ndarray, covariance: np.ndarray, learning_rate: float) -> np.ndarray:
+        """What a step of so much noise gives the block's covariance, less what fades of it; (K + 1 + r, K + 1 + r)."""
+        fading = (learning_rate * self.gain[:, None] * field.jacobian) @ covariance
+        twice = fading @ (learning_rate * field.jacobian * self.gain)
+        return learning_rate**2 * noise - fading - fading.T + twice / (1 + 2 * self.lag)
+
+    def injected_in_rest(
+        self, field: Field, noise: np.ndarray, variance: np.ndarray, learning_rate: float
+    ) -> np.ndarray:
+        """The same of the rest; (p - K,)."""
+        x = learning_rate * self.slope[-len(variance) :] * field.jacobian_diag if len(variance) else 0.0
+        return learning_rate**2 * noise - (2 * x - x**2 / (1 + 2 * self.lag)) * variance
+
+
+class Change(NamedTuple):
+    """By how much more weights are given from one step to the next, after half-way.
+
+    Args:
+      force: of D^-1 E u where the mean is half-way; (d,).   block, rest: of the variances.
+    """
+
+    force: np.ndarray
+    block: Drift
+    rest: Drift
