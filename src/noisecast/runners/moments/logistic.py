@@ -18,12 +18,12 @@ from noisecast.problems.linear import LOGISTIC, LinearModel
 from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import Examples
 from noisecast.runners.moments.forecast import Forecast, collected, time_grid
-from noisecast.runners.moments.logistic_field import Change, Directions, Field, Seen
+from noisecast.runners.moments.logistic_field import Change, Directions, Field, Given, Seen
 from noisecast.runners.moments.logistic_limits import ENOUGH, Limits
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite, residual_bound
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
-from noisecast.runners.moments.pushes import Pushes, Reach, Spreads, Step, bend_together
+from noisecast.runners.moments.pushes import Pushes, Spreads, Step, bend_together
 from noisecast.scenario import Scenario
 from noisecast.theory.closures import GradientLaw, Response
 from noisecast.theory.collective_skew import CollectiveSkew, Past, Span
@@ -165,7 +165,8 @@ class _LogisticSolve:
         if step == 0 and halvings and half > 1:
             # Weights move fastest here: a first step is hardly ever short enough.
             return self._halved(at, seen, step, num_steps, halvings - 1)
-        middle = self._seen(self._frozen(at, seen, seen, step, half, since=0, overshooting=OVERSHOOTING))
+        given = self._given(at, seen, step, half, since=0)
+        middle = self._seen(self._frozen(at, seen, seen, given, step, half, since=0, overshooting=OVERSHOOTING))
         if not is_finite(middle.weights):
             return middle.weights, middle
         largest = LARGEST_BEND if at.pushed.density is None else LARGEST_BEND_OF_LAWS
@@ -177,17 +178,17 @@ class _LogisticSolve:
         self, at: Weights, before: Seen, middle: Seen, step: int, num_steps: int, *, since: int
     ) -> tuple[Weights, Seen]:
         """`_frozen`, and what changes after half-way. Leaves behind what is asked for on the way."""
-        after = self._seen(self._frozen(at, before, middle, step, num_steps, since=since))
-        on_the_way = {
-            asked: self._frozen(at, before, middle, step, asked - step, since=since)
-            for asked in self.passing
-            if step < asked < step + num_steps
-        }
-        found = on_the_way | {step + num_steps: after.weights}
+        given = self._given(at, middle, step, num_steps, since=since)
+        after = self._seen(self._frozen(at, before, middle, given, step, num_steps, since=since))
+        found = {step + num_steps: after.weights}
+        for asked in (asked for asked in self.passing if step < asked < step + num_steps):
+            on_the_way = self._given(at, middle, step, asked - step, since=since)
+            found[asked] = self._frozen(at, before, middle, on_the_way, step, asked - step, since=since)
         if since and is_finite(after.weights):
-            taken = self._directions(at, middle, step, num_steps)
-            change = self._change(middle, taken, after, step + since, num_steps - since, since)
-            found = {at: self._changed(one, middle.field, taken, change, at - step) for at, one in found.items()}
+            change = self._change(middle, given, after, step + since, num_steps - since, since)
+            found = {
+                then: self._changed(one, middle.field, given.taken, change, then - step) for then, one in found.items()
+            }
         self.passed |= {asked: one for asked, one in found.items() if asked in self.passing}
         return found[step + num_steps], after
 
@@ -202,22 +203,19 @@ class _LogisticSolve:
         return Seen(at, self._field(at))
 
     def _frozen(
-        self, at: Weights, before: Seen, middle: Seen, step: int, num_steps: int, *, since: int,
+        self, at: Weights, before: Seen, middle: Seen, given: Given, step: int, num_steps: int, *, since: int,
         overshooting: float = math.inf,
     ) -> Weights:  # fmt: skip
-        """num_steps from `at` in the field of `middle`, `since` steps after that of `before`."""
-        around, field = middle
-        taken = self._directions(at, middle, step, num_steps)
+        """num_steps from `at` in the field of `middle`, `since` steps after that of `before`, that gives so much."""
+        (around, field), taken = middle, given.taken
         linear = {"learning_rate": self.learning_rate, "num_steps": num_steps, "lag": taken.lag, "most": SATURATED}
-        reach = self._reach(field, taken, step + since)
-        of_block, of_rest = self._noise(field, taken, reach)
         held = {"jacobian": field.jacobian, "gain": taken.gain, "overshooting": overshooting}
         apart = {"jacobian": field.jacobian_diag, "gain": taken.slope[self.split :]}
         mean, covariance, swing = self.common.carried(
             at,
             around,
             at.mean - self._travelled(field, taken, at.mean - around.mean, num_steps),
-            advance_covariance(at.covariance, noise=of_block, **held, **linear),
+            advance_covariance(at.covariance, noise=given.noise, **held, **linear),
             num_steps,
             force=self.learning_rate * self.rows.in_block(taken.expected),
             gain=self.learning_rate * taken.gain,
@@ -226,10 +224,10 @@ class _LogisticSolve:
             noise=self.learning_rate**2 * taken.noise,
             lag=taken.lag,
         )
-        variance = advance_variance(at.variance, noise=of_rest, **apart, **linear)
+        variance = advance_variance(at.variance, noise=given.rest_noise, **apart, **linear)
         unheld = at.apart + self.learning_rate**2 * num_steps * taken.noise_apart
         pushing = self._pushing(before.field, middle, taken, step, num_steps, since)
-        pushed = self.pushes.advanced(at.pushed, around.pushed, reach, pushing)
+        pushed = self.pushes.advanced(at.pushed, around.pushed, given.reach, pushing)
         is_halfway = math.isfinite(overshooting)
         past, skew = self._past(at, before.field, field, taken, covariance, step, num_steps, since), at.skew
         if skew.is_any or not is_halfway:
@@ -283,14 +281,12 @@ class _LogisticSolve:
             memory=self.closure.memory(at.memory, field.law, step, num_steps),
         )
 
-    def _reach(self, field: Field, taken: Directions, step: int) -> Reach:
+    def _given(self, at: Weights, seen: Seen, step: int, num_steps: int, *, since: int) -> Given:
+        field, taken = seen.field, self._directions(at, seen, step, num_steps)
         bends = bend_together(field.jacobian)
-        return self.pushes.reach(taken.slope, taken.gain, bends, field.held, field.spreads, step)
-
-    def _noise(self, field: Field, taken: Directions, reach: Reach) -> tuple[np.ndarray, np.ndarray]:
-        """Of a step's direction, with what examples push on; in the block, and in the rest."""
+        reach = self.pushes.reach(taken.slope, taken.gain, bends, field.held, field.spreads, step + since)
         lasting, rest_lasting = self.pushes.lasting(reach, field.held)
-        return taken.noise + lasting, taken.rest_noise + rest_lasting
+        return Given(taken, reach, taken.noise + lasting, taken.rest_noise + rest_lasting)
 
     def _pushing(self, before: Field, middle: Seen, taken: Directions, step: int, num_steps: int, since: int) -> Step:
         """What examples' own pushes are advanced by."""
@@ -337,21 +333,18 @@ class _LogisticSolve:
         )
         return eta * root * response
 
-    def _change(self, middle: Seen, taken: Directions, end: Seen, step: int, num_steps: int, since: int) -> Change:
+    def _change(self, middle: Seen, given: Given, end: Seen, step: int, num_steps: int, since: int) -> Change:
         """A step, from half-way to an end num_steps later, where all that is frozen half-way leads to.
 
         What a force changes since the mean moves is left out, by the slopes on the way: the response knows of it.
         """
-        field, there, eta = middle.field, end.field, self.learning_rate
-        found, moved = self._directions(end.weights, end, step + num_steps, 1), end.weights.mean - middle.weights.mean
-        stiffness = taken.stiffness(field)
-        bent = stiffness * field.curve(self.rows, moved) + found.stiffness(there) * there.curve(self.rows, moved)
-        force = (found.expected - taken.expected - bent / 2) / stiffness
-        now = self._noise(field, taken, self._reach(field, taken, step))
-        then = self._noise(there, found, self._reach(there, found, step + num_steps))
-        at = middle.weights.covariance, middle.weights.variance
-        block = found.injected(there, then[0], at[0], eta) - taken.injected(field, now[0], at[0], eta)
-        rest = found.injected_in_rest(there, then[1], at[1], eta) - taken.injected_in_rest(field, now[1], at[1], eta)
+        (at, field), (after, there), eta = middle, end, self.learning_rate
+        then, moved = self._given(after, end, step + num_steps, 1, since=0), after.mean - at.mean
+        stiffness, later = given.taken.stiffness(field), then.taken.stiffness(there)
+        bent = stiffness * field.curve(self.rows, moved) + later * there.curve(self.rows, moved)
+        force = (then.taken.expected - given.taken.expected - bent / 2) / stiffness
+        block = then.injected(there, at.covariance, eta) - given.injected(field, at.covariance, eta)
+        rest = then.injected_in_rest(there, at.variance, eta) - given.injected_in_rest(field, at.variance, eta)
         return Change(force / num_steps, Drift(block / num_steps, since), Drift(rest / num_steps, since))
 
     def _changed(self, after: Weights, field: Field, taken: Directions, change: Change, num_steps: int) -> Weights:

@@ -6,7 +6,7 @@ import numpy as np
 
 from noisecast.runners.moments.examples import Rows
 from noisecast.runners.moments.logistic_weights import Weights
-from noisecast.runners.moments.pushes import Spreads
+from noisecast.runners.moments.pushes import Reach, Spreads
 from noisecast.theory.closures import GradientLaw, chord
 from noisecast.theory.frozen_steps import Drift, bend
 from noisecast.theory.logistic_moments import ClippedExpectations
@@ -90,18 +90,31 @@ class Directions(NamedTuple):
         """D, the `chord` E u/F; (d,)."""
         return chord(field.law, self.expected, self.slope)
 
-    def injected(self, field: Field, noise: np.ndarray, covariance: np.ndarray, learning_rate: float) -> np.ndarray:
-        """What a step of so much noise gives the block's covariance, less what fades of it; (K + 1 + r, K + 1 + r)."""
-        fading = (learning_rate * self.gain[:, None] * field.jacobian) @ covariance
-        twice = fading @ (learning_rate * field.jacobian * self.gain)
-        return learning_rate**2 * noise - fading - fading.T + twice / (1 + 2 * self.lag)
 
-    def injected_in_rest(
-        self, field: Field, noise: np.ndarray, variance: np.ndarray, learning_rate: float
-    ) -> np.ndarray:
+class Given(NamedTuple):
+    """What weights are given, a step.
+
+    Args:
+      taken: directions.   reach: of what examples push.   noise, rest_noise: of directions, with what examples push on.
+    """
+
+    taken: Directions
+    reach: Reach
+    noise: np.ndarray
+    rest_noise: np.ndarray
+
+    def injected(self, field: Field, covariance: np.ndarray, learning_rate: float) -> np.ndarray:
+        """What the block's covariance is given, less what fades of it; (K + 1 + r, K + 1 + r)."""
+        gain, lag = self.taken.gain, self.taken.lag
+        fading = (learning_rate * gain[:, None] * field.jacobian) @ covariance
+        twice = fading @ (learning_rate * field.jacobian * gain)
+        return learning_rate**2 * self.noise - fading - fading.T + twice / (1 + 2 * lag)
+
+    def injected_in_rest(self, field: Field, variance: np.ndarray, learning_rate: float) -> np.ndarray:
         """The same of the rest; (p - K,)."""
-        x = learning_rate * self.slope[-len(variance) :] * field.jacobian_diag if len(variance) else 0.0
-        return learning_rate**2 * noise - (2 * x - x**2 / (1 + 2 * self.lag)) * variance
+        slope = self.taken.slope[len(self.taken.slope) - len(variance) :]
+        x = learning_rate * slope * field.jacobian_diag
+        return learning_rate**2 * self.rest_noise - (2 * x - x**2 / (1 + 2 * self.taken.lag)) * variance
 
 
 class Change(NamedTuple):
