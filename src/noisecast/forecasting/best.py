@@ -75,7 +75,8 @@ def forecast_best(
       eta(C) = f(x_0) / (T grad f . u),   u the optimizer's expected first direction,
 
     which is also where the grid starts. A cell that diverges or is extrapolated is never preferred to one that is not,
-    unless all that speaks against it is that hardly any loss is left.
+    unless all that speaks against it is that hardly any loss is left, or that the run is short beside what the
+    optimizer remembers: half as much again as is forecast must still be better then.
 
     Args:
       problem, num_steps, target_delta: as in `Scenario`.
@@ -320,11 +321,11 @@ class _Search:
                 "order of magnitude is known."
             )
         elif outcome.status == EXTRAPOLATED:
-            self.reasons.append("Even at the best cell the forecast is extrapolated: check it by training.")
+            self.reasons.append("At the best cell the forecast is extrapolated: check it by training.")
         passed = [
             other
             for (setting, _), other in self.tried.items()
-            if setting == "full" and other.order > outcome.order and other.order[1] < outcome.order[1]
+            if setting == "full" and other.order > outcome.order and other.cost < outcome.cost
         ]
         if passed:
             best_passed = min(passed, key=lambda other: other.order)

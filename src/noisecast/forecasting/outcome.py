@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from noisecast.runners.moments import LARGEST_SUBSAMPLE_ERROR, Moments
-from noisecast.runners.moments.forecast import OF_A_FIT, Forecast
+from noisecast.runners.moments.forecast import OF_A_FIT, Forecast, Rough
 from noisecast.scenario import Scenario
 from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
 
 Range = tuple[float, float]
 # Of the loss: of the 108 IMDB cells of docs/accuracy.md 95 % are off by less. Not where everything is clipped.
 FORECAST_ERROR = 0.03
+ROUGHLY = 1.5  # times what it is forecast to be counts a loss that is known roughly only
 NEGLIGIBLE = 1e-3  # a loss: smaller ones are as good, lest a search go to any length for them
 BAND = (
     "±: one run is predicted to end within it, 19 times out of 20 (two standard deviations of a run and "
@@ -85,23 +86,40 @@ class Outcome:
         return self.status == EXTRAPOLATED and self.reasons == (OF_A_FIT,)
 
     @property
+    def is_known_roughly(self) -> bool:
+        """Whether it is out of its depth for nothing that its order of magnitude does not survive (`Rough`)."""
+        is_rough = self.reasons and all(isinstance(reason, Rough) for reason in self.reasons)
+        return self.status == EXTRAPOLATED and bool(is_rough)
+
+    @property
+    def cost(self) -> float:
+        """The value, so that smaller is better."""
+        return -self.value if METRICS[self.metric].larger_is_better else self.value
+
+    @property
     def order(self) -> tuple[int, float]:
         """Smaller is better: what diverges is worse than what is out of its depth, and that worse than any other.
+
+        But for what is known roughly: it counts as `ROUGHLY` times as much, and as no more where it is nearly gone.
 
         >>> Outcome("loss", 1.0, 0.1, OK).order < Outcome("loss", 0.5, 0.1, EXTRAPOLATED).order
         True
         >>> Outcome("loss", 0.01, 0.1, EXTRAPOLATED, (OF_A_FIT,)).order < Outcome("loss", 1.0, 0.1, OK).order
         True
+        >>> roughly = Outcome("loss", 0.5, 0.1, EXTRAPOLATED, (Rough("The run is short."),))
+        >>> roughly.order < Outcome("loss", 1.0, 0.1, OK).order, roughly.order < Outcome("loss", 0.7, 0.1, OK).order
+        (True, False)
         >>> nearly_none = [Outcome("loss", loss, 0.0, EXTRAPOLATED, (OF_A_FIT,)) for loss in (1e-4, 1e-6)]
         >>> nearly_none[0].lead_over(nearly_none[1])
         0.0
         >>> Outcome("accuracy", 0.9, 0.1, OK).order < Outcome("accuracy", 0.8, 0.1, OK).order
         True
         """
-        value = -self.value if METRICS[self.metric].larger_is_better else self.value
-        status = self.status
+        value, status = self.cost, self.status
         if self.is_nearly_gone:
             status, value = OK, max(value, NEGLIGIBLE) if value > 0 else value
+        elif self.is_known_roughly:
+            status, value = OK, value * ROUGHLY if value > 0 else value / ROUGHLY
         return (OK, EXTRAPOLATED, DIVERGED).index(status), value if math.isfinite(value) else math.inf
 
     def lead_over(self, other: "Outcome") -> float:

@@ -9,7 +9,13 @@ from noisecast.scenario import Scenario
 
 Metrics = dict[str, float]
 FITTED = 0.05  # of the loss at the start: what is left then is made far out in the examples' laws, where none is known
-OF_A_FIT = (
+
+
+class Rough(str):
+    """A reason for which a loss is known roughly, but known: its order of magnitude holds."""
+
+
+OF_A_FIT = Rough(
     f"Less than {FITTED:.0%} of the loss at the start is left: few examples make it, far out in the laws of their "
     "outputs, which are taken for Gaussian; it may be off by tens of per cent."
 )

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from noisecast.runners.moments.forecast import FITTED, OF_A_FIT
+from noisecast.runners.moments.forecast import FITTED, OF_A_FIT, Rough
 from noisecast.theory.frozen_steps import largest_stable_step
 
 ENOUGH = 0.02  # of the loss: a subsample that adds less is large enough
@@ -32,14 +32,14 @@ def swings(step: int, lag: float, curvature: float) -> bool:
 
 
 def of_swings(lag: float) -> str:
-    return (
+    return Rough(
         f"Directions lag by {lag:.2g} steps and swing past where the force turns: before step "
         f"{SWINGS_CALM * lag:.0f} the loss may be off by tens of per cent."
     )
 
 
 def of_a_short_run(num_steps: int, lag: float) -> str:
-    return (
+    return Rough(
         f"{num_steps} steps are few beside the {lag:.2g} by which the optimizer's directions lag behind gradients: its "
         "start is forecast only roughly."
     )
