@@ -87,9 +87,9 @@ class Outcome:
 
     @property
     def is_known_roughly(self) -> bool:
-        """Whether it is out of its depth for nothing that its order of magnitude does not survive (`Rough`)."""
-        is_rough = self.reasons and all(isinstance(reason, Rough) for reason in self.reasons)
-        return self.status == EXTRAPOLATED and bool(is_rough)
+        """Whether it is out of its depth, not nearly gone, for nothing that its order of magnitude does not survive."""
+        is_rough = bool(self.reasons) and all(isinstance(reason, Rough) for reason in self.reasons)
+        return self.status == EXTRAPOLATED and is_rough and not self.is_nearly_gone
 
     @property
     def cost(self) -> float:
@@ -127,11 +127,15 @@ class Outcome:
 
         >>> Outcome("loss", 1.0, 0.1, OK).lead_over(Outcome("loss", 1.5, 0.1, OK))
         0.5
+        >>> roughly = Outcome("loss", 1.4, 0.1, EXTRAPOLATED, (Rough("The run is short."),))
+        >>> Outcome("loss", 1.0, 0.1, OK).lead_over(roughly), roughly.lead_over(roughly)
+        (inf, 0.0)
         """
         (rank, value), (other_rank, other_value) = self.order, other.order
         if self.order == other.order:
             return 0.0
-        if rank != other_rank or not value or not math.isfinite(other_value - value):
+        is_known_as_well = rank == other_rank and self.is_known_roughly == other.is_known_roughly
+        if not is_known_as_well or not value or not math.isfinite(other_value - value):
             return math.inf if self.order < other.order else -math.inf
         return (other_value - value) / abs(value)
 
