@@ -17,7 +17,7 @@ ROWS_OF_JOINT, SUBSPACE_STEPS = 8_000, 6
 # Columns beside these directions that have company: of a squared correlation of so much. They are looked for among
 # random combinations of so many rows, by which one of `LIKELY` may be; dense columns on so many rows.
 COMPANY, LIKELY, SKETCHES, ROWS_OF_COMPANY = 0.5, 0.4, 96, 2_000
-COLUMNS_OF_COMPANY, PAIRS_AT_ONCE = 1_000, 20_000
+COLUMNS_OF_COMPANY, PAIRS_AT_ONCE = 100, 20_000  # what the cache holds
 MOST_OF_COMPANY = 20_000  # columns that are looked at, those of most energy: each is compared with each
 LEFT_OF_A_COLUMN = 1e-3  # of its energy, beside the directions: less is rounding
 
@@ -125,15 +125,20 @@ def _directions(rest: Any, most: int, share: float, *, none_by_chance: bool = Fa
     largest = abs(rest).max() if size else 0.0
     if largest == 0:
         return np.zeros((rest.shape[1], 0), np.float32)
-    rest = rest / largest  # squares of small numbers are nothing in single precision
+    rest = _over(rest, largest)  # squares of small numbers are nothing in single precision
     left = np.random.default_rng(0).normal(size=(rest.shape[0], size)).astype(np.float32)
     for _ in range(SUBSPACE_STEPS):
         left = np.linalg.qr(rest @ (rest.T @ left))[0]
-    found = rest.T @ left
+    found = (rest.T @ left).astype(np.float64)
     energies, turned = np.linalg.eigh(found.T @ found)
     shares = np.maximum(energies, 0.0) / float((rest * rest).sum(dtype=np.float64))
     kept = shares >= (np.maximum(share, _by_chance(shares, *rest.shape)) if none_by_chance else share)
-    return np.ascontiguousarray(found @ turned[:, kept] / np.sqrt(energies[kept]))
+    return np.ascontiguousarray(found @ turned[:, kept] / np.sqrt(energies[kept]), np.float32)
+
+
+def _over(rows: Any, largest: float) -> Any:
+    """Rows by their largest number, in single precision, as which SciPy does not keep sparse ones."""
+    return (rows / largest).astype(np.float32)
 
 
 def _by_chance(shares: np.ndarray, num_rows: int, num_columns: int) -> np.ndarray:
@@ -163,7 +168,7 @@ def company(rest: Any, joint: np.ndarray) -> np.ndarray:
     largest = abs(rest).max() if min(rest.shape) > 1 else 0.0
     if largest == 0:
         return found
-    rest = rest / largest
+    rest = _over(rest, largest)
     signs = np.random.default_rng(1).choice(np.array([-1, 1], np.float32), (rest.shape[0], SKETCHES))
     sketch = np.asarray(rest.T @ signs)
     sketch -= joint @ (joint.T @ sketch)
