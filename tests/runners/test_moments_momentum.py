@@ -8,7 +8,7 @@ import pytest
 from noisecast import DPAdam, Poisson, SampledGaussian, Scenario, answer, bundled, linear_model
 from noisecast.problems.datasets import Dataset
 from noisecast.runners import Training
-from noisecast.runners.moments import Moments, logistic, multi_output
+from noisecast.runners.moments import Moments, logistic, logistic_limits, multi_output
 
 SEED_DATA, SEED_TRAINING = 640_201, 640_202
 NUM_STEPS, LOOKS = 400, (80, 400)
@@ -98,3 +98,52 @@ def test_where_directions_swing_past_the_first_rows_say_so():
     off, forecast = found(0.0005)
     assert abs(off).max() < 0.03
     assert not forecast.extrapolated.any() and not forecast.reasons
+
+
+def few_columns():
+    rng = np.random.default_rng(SEED_DATA)
+    features = (rng.random((2000, 60)) < 0.15).astype(np.float32)
+    scores = (features - features.mean(axis=0)) @ rng.normal(size=60) * 3
+    labels = (scores + rng.logistic(size=2000) > 0).astype(np.int32)
+    return linear_model(Dataset("toy", features, labels, ("no", "yes")))
+
+
+@pytest.mark.parametrize("learning_rate, reach", [(0.1, (2, 4)), (0.3, (4, 20))])
+def test_large_steps_of_averages_are_sound_far_below_what_explodes(monkeypatch, learning_rate, reach):
+    """Learning rate times curvature is several times what single gradients could bear; 38 would explode."""
+    problem, seen = positive_columns(2), []
+    judged = logistic_limits.Limits.are_passed_by
+    monkeypatch.setattr(
+        logistic_limits.Limits,
+        "are_passed_by",
+        lambda self, *a, **named: (seen.append(named["curvature"]), judged(self, *a, **named))[1],
+    )
+    sampler = Poisson.for_batch_size(400, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=2.0, l2_clip_norm=1.0, sampler=sampler)
+    optimizer = DPAdam(learning_rate=learning_rate)
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=300)
+    seeds = range(SEED_TRAINING, SEED_TRAINING + 128)
+    table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[300])
+    trained = table[(table.metric == "loss") & (table.step == 300)].value.mean()
+    found = Moments().forecast(scenario, [300])
+    off = found.metrics["loss"][-1] / trained - 1
+    print(f"\n{off:+.4f}, curvature {max(seen):.3g}")
+    assert reach[0] < max(seen) < reach[1]
+    assert not found.extrapolated[-1]
+    assert abs(off) < 0.05
+
+
+@pytest.mark.parametrize("learning_rate", [1.0, 8.0])
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_a_first_large_step_of_dp_adam_is_no_divergence(learning_rate, num_classes):
+    """What spreads the weights early is never taken for less than nothing: the loss was nan, and `diverged`."""
+    problem = few_columns() if num_classes == 2 else positive_columns(num_classes, num_features=60)
+    sampler = Poisson.for_batch_size(600, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=0.5, l2_clip_norm=1.0, sampler=sampler)
+    optimizer = DPAdam(learning_rate=learning_rate)
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=300)
+    found = Moments().forecast(scenario, [300])
+    trained = answer([scenario], runners=[Training()], insecure_seeds=range(16), record_at=[300])
+    loss = trained[(trained.metric == "loss") & (trained.step == 300)].value.mean()
+    print(f"\n{found.metrics['loss'][-1]:.4f}, trained {loss:.4f}")
+    assert found.metrics["loss"][-1] == pytest.approx(loss, rel=0.1 if num_classes == 2 else 0.3)

@@ -263,10 +263,12 @@ class _LogisticSolve:
         found = self.closure.response(field.law, halfway)
         slope = gain_share * found.gain
         slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
-        # Cov u counts the spread of the weights; the linear step counts it too, as eta^2 K J V J K.
+        # Cov u counts the spread of the weights; the linear step counts it too, as eta^2 K J V J K. Of a share above 1
+        # that would be more than there is.
         spread = field.jacobian @ around.covariance @ field.jacobian
         of_rest, gain = found.variance[rest], gain_in_block(self.rows, slope)
-        noise = self._direction_covariance(field, gain, of_rest, halfway) - gain[:, None] * spread * gain
+        counted = gain_in_block(self.rows, np.minimum(slope, found.gain))
+        noise = self._direction_covariance(field, gain, of_rest, halfway) - counted[:, None] * spread * counted
         along = field.law.signal_variance[rest] + field.noise_along
         noise_apart = np.maximum(of_rest - slope[rest] ** 2 * along, 0.0)
         share = self.closure.noise_share(step, num_steps)

@@ -11,8 +11,9 @@ LARGEST_MOVE = 5.0  # of the logits by the first step
 SHORTEST_RUN, SWINGS_CALM = 10, 15  # times the lag of directions behind gradients
 FEWEST_EXAMPLES = 20
 SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
-LARGEST_STEP = 1.5  # eta times the largest curvature of one coordinate on the way: steps overshoot
-LARGEST_LASTING_STEP = 1.2  # eta times the largest curvature of all: where it is no passing one
+# eta times the largest curvature of one coordinate on the way, in halves of what explodes: steps overshoot.
+LARGEST_STEP = 1.5
+LARGEST_LASTING_STEP = 1.2  # the same of all coordinates together: where it is no passing one
 LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
 LEAST_THROWN_SHARE, THROWN = 0.9, 1.0  # the same, of logits that a step moves by so much
 LARGEST_LASTING_MOVE = 1.5  # of the logits by a step later on, on average: no path is made of such steps
@@ -85,8 +86,8 @@ class Limits:
     def are_passed(self) -> bool:
         """By what is known without the loss."""
         too_small = self.used < FEWEST_EXAMPLES or self.least_bound < SMALLEST_BOUND
-        too_far = self.steepest > LARGEST_STEP or self.first_move > LARGEST_MOVE or self.share < self._least_share
-        too_far = too_far or self.own_move > LARGEST_OWN_MOVE
+        too_far = self.steepest > LARGEST_STEP * self._reach or self.first_move > LARGEST_MOVE
+        too_far = too_far or self.share < self._least_share or self.own_move > LARGEST_OWN_MOVE
         return bool(too_far or self._is_short or too_small or self.move > LARGEST_LASTING_MOVE)
 
     def are_passed_by(
@@ -104,10 +105,15 @@ class Limits:
         self.is_fitted, self.spread = loss < FITTED * math.log(2), loss_std / loss if loss else 0.0
         self.is_high = loss > HIGH * math.log(2)
         self.is_of_few = move > max(FAR, OF_FEW * loss)
-        lasts = min(curvature, self.curvature) > LARGEST_LASTING_STEP
+        lasts = min(curvature, self.curvature) > LARGEST_LASTING_STEP * self._reach
         overshoots = self._overshoots(step, steepest)
         is_other = together > TOGETHER or skewed > SKEWED
         return self.is_fitted or self.is_of_few or self._is_scattered or lasts or overshoots or is_other
+
+    @property
+    def _reach(self) -> float:
+        """Half of what explodes."""
+        return largest_stable_step(self.lag) / 2
 
     @property
     def _least_share(self) -> float:
@@ -145,13 +151,13 @@ class Limits:
         return [sentence for holds, sentence in self._sentences(is_finite, subsample_error) if holds]
 
     def _sentences(self, is_finite: bool, subsample_error: float) -> list[tuple[bool, str]]:
-        reach, lasting = max(self.steepest, self.curvature), self.move > LARGEST_LASTING_MOVE
+        largest, lasting = max(self.steepest, self.curvature), self.move > LARGEST_LASTING_MOVE
         return [
             (not is_finite, "The weights grow without bound."),
             (
-                self.steepest > LARGEST_STEP or self.curvature > LARGEST_LASTING_STEP,
-                f"Steps overshoot: learning rate times curvature reaches {reach:.2g}, and "
-                f"{largest_stable_step(self.lag):.2g} explodes. The loss swings from run to run, and its mean "
+                self.steepest > LARGEST_STEP * self._reach or self.curvature > LARGEST_LASTING_STEP * self._reach,
+                f"Steps overshoot: learning rate times curvature reaches {largest:.2g}, and {2 * self._reach:.2g} "
+                "explodes. The loss swings from run to run, and its mean "
                 "may be far from the forecast.",
             ),
             (

@@ -185,7 +185,7 @@ class _MultiOutputSolve:
         slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
         share = self.closure.noise_share(step, num_steps)
         lag = self.closure.lag_of(step, num_steps)
-        gain = gain_in_block(self.rows, slope)
+        gain, counted = (gain_in_block(self.rows, each) for each in (slope, np.minimum(slope, found.gain)))
         more = self._seen_noise(field.law)
         along = field.law.signal_variance[split:] + field.noise_along
         noise = share * more[split:] * np.maximum(found.variance[split:] - slope[split:] ** 2 * along, 0.0)
@@ -200,7 +200,9 @@ class _MultiOutputSolve:
                     gain=gain[:, a],
                     noise=share
                     * np.outer(more[:, a], more[:, a])
-                    * self._block_noise(field, around, halfway, gain[:, a], of_directions[:, a], of_gradient[:, a], a),
+                    * self._block_noise(
+                        field, around, halfway, gain[:, a], counted[:, a], of_directions[:, a], of_gradient[:, a], a
+                    ),
                     **linear,
                 )
                 for a in range(self.num_outputs)
@@ -231,19 +233,20 @@ class _MultiOutputSolve:
         return 1 + of_batches / max(self.num_outputs - 1, 1)
 
     def _block_noise(
-        self, field: _Field, around: Weights, memory: Any, gain: np.ndarray, of_rest: np.ndarray,
+        self, field: _Field, around: Weights, memory: Any, gain: np.ndarray, counted: np.ndarray, of_rest: np.ndarray,
         variance: np.ndarray, a: int,
     ) -> np.ndarray:  # fmt: skip
         """Noise of output a's directions along the block's columns, without what the spread of the weights adds.
 
-        Cov u counts that spread; the linear step counts it too, as eta^2 K J V J K.
+        Cov u counts that spread; the linear step counts it too, as eta^2 K J V J K. Of a share of the gain above 1 that
+        would be more than there is: so `counted`.
         """
         own, covariance = slice(None, self.split), field.covariance[a]
         spread = field.jacobian[a] @ around.covariance[a] @ field.jacobian[a]
         remembered = None if memory is None else memory[own, a]
         among = self.closure.covariance(field.mean[own, a], covariance[own, own], remembered)
         direction = direction_covariance(self.rows, among, covariance, gain, of_rest, variance)
-        return direction - gain[:, None] * spread * gain
+        return direction - counted[:, None] * spread * counted
 
     def _own_damping(
         self, at: Weights, field: _Field, slope: np.ndarray, variance: np.ndarray, noise: np.ndarray, num_steps: int
