@@ -147,6 +147,28 @@ def test_overshooting_is_seen_where_the_first_gradient_is_zero():
     assert any("steps overshoot" in reason for reason in found.reasons)
 
 
+@pytest.mark.parametrize(
+    "scale, optimizer, bounces",
+    [
+        (16.0, DPSignSGD(learning_rate=0.05), True),
+        (16.0, DPSignSGD(learning_rate=0.002), False),
+        (0.4, DPSignSGD(learning_rate=0.05), False),
+        (16.0, DPSGD(learning_rate=0.05), False),
+    ],
+)
+def test_a_weight_that_signs_throw_back_and_forth_says_so(scale, optimizer, bounces):
+    """One centred column is 40 times as long as the others: multiples of the learning rate are all its weight knows."""
+    rng = np.random.default_rng(68)
+    features = 0.4 * rng.normal(size=(800, 30))
+    scores = features @ rng.normal(size=30) + rng.logistic(size=800)
+    features[:, 7] *= scale / 0.4
+    problem = model(2, features.astype(np.float32), (scores > 1).astype(np.int32))
+    sampler = Poisson.for_batch_size(400, 800)
+    found = Moments().forecast(asked(problem, optimizer, 100, l2_clip_norm=4.0, sampler=sampler), [100])
+    assert any("back and forth" in reason for reason in found.reasons) == bounces
+    assert found.extrapolated[-1] == bounces
+
+
 def test_a_small_loss_of_outputs_thrown_far_says_so():
     """Two rings, 300 features that fall off with the distance from points on them: few examples are hard.
 

@@ -22,6 +22,10 @@ WIDEST_HIGH_SPREAD, HIGH = 0.2, 2.0  # the same where the loss is so many times 
 # Of the loss, what columns make together of which the closure does not know. Where words leave their group a quarter
 # to a half of the time the loss came out too high by up to a third of that.
 TOGETHER = 0.1
+# Signs: eta J_jj/s_j of one column, beyond which its weight goes back and forth between few multiples of the learning
+# rate, and what it may add to the loss by that. Of one column 40 times as long as others losses were up to 5 % off
+# where it was 0.7 to 1.5 %; many columns make up for each other.
+LARGEST_LATTICE_RATIO, ON_LATTICE = 2.0, 0.007
 SKEWED = 0.1  # of the loss, what the skewness of outputs takes: their law beyond the third moment is not known
 LARGEST_OWN_MOVE = 0.5  # of the output of an example that is alone in its batch
 FAR, OF_FEW = 0.9, 2.75  # such a move, and as many times the loss: the loss is that of few outputs, thrown far
@@ -80,6 +84,8 @@ class Limits:
     is_high: bool = False  # the loss of the row judged last, beside the start's
     together: float = 0.0  # as `are_passed_by` has it, of the row judged last
     skewed: float = 0.0  # the same
+    on_lattice: float = 0.0  # of the loss, what one column adds whose weight is on few places, at the step seen last
+    bounces: float = 0.0  # the same, as a share, of the row judged last
     overshot: bool = False  # by directions that lag, at some step judged
 
     @property
@@ -92,7 +98,7 @@ class Limits:
 
     def are_passed_by(
         self, loss: float, loss_std: float, *, step: int, curvature: float, steepest: float, move: float,
-        together: float, skewed: float,
+        together: float, skewed: float, on_lattice: float,
     ) -> bool:  # fmt: skip
         """By the loss of a row that was seen when curvature and move were these.
 
@@ -100,6 +106,7 @@ class Limits:
           steepest: the largest curvature until then.
           together: share of the loss that columns make together which are taken for independent.
           skewed: share of the loss that the skewness of outputs takes away.
+          on_lattice: what one column adds whose weight is on few places.
         """
         self.together, self.skewed = together, skewed
         self.is_fitted, self.spread = loss < FITTED * math.log(2), loss_std / loss if loss else 0.0
@@ -107,7 +114,8 @@ class Limits:
         self.is_of_few = move > max(FAR, OF_FEW * loss)
         lasts = min(curvature, self.curvature) > LARGEST_LASTING_STEP * self._reach
         overshoots = self._overshoots(step, steepest)
-        is_other = together > TOGETHER or skewed > SKEWED
+        self.bounces = on_lattice / loss if loss else 0.0
+        is_other = together > TOGETHER or skewed > SKEWED or self.bounces > ON_LATTICE
         return self.is_fitted or self.is_of_few or self._is_scattered or lasts or overshoots or is_other
 
     @property
@@ -200,6 +208,12 @@ class Limits:
                 self.skewed > SKEWED,
                 f"Outputs are skew, by which the loss is {self.skewed:.0%} off that of Gaussian ones. Their law is "
                 f"known by three moments only: the loss may be off by half of that, {self.skewed / 2:.0%}.",
+            ),
+            (
+                self.bounces > ON_LATTICE,
+                "The weight of one column, by far the longest, goes back and forth between few multiples of the "
+                "learning rate: the loss depends on which of them it is on, and may be off by up to ten per cent. Scale that "
+                "column down.",
             ),
             (self.is_fitted, OF_A_FIT),
             (
