@@ -66,6 +66,11 @@ class Span:
         """The largest of the rates."""
         return float(self._modes[0][-1])
 
+    @cached_property
+    def left_of_all(self) -> Array:
+        """`left` over the whole span, which every look back from later on asks for; (k, k)."""
+        return self.left(self.end - self.start)
+
     def left(self, time: float) -> Array:
         """e^(-A t); (k, k)."""
         rates, turn, back = self._modes
@@ -108,7 +113,7 @@ class Past(NamedTuple):
         after = np.eye(len(spans[-1].gain))
         for step in steps:
             while step < spans[-1].start and len(spans) > 1:
-                after = after @ spans[-1].left(spans[-1].end - spans[-1].start)
+                after = after @ spans[-1].left_of_all
                 spans.pop()
             left = after @ spans[-1].left(spans[-1].end - step)
             found.append((left @ spans[-1].covariance(step), left * spans[-1].gain))

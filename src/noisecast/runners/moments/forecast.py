@@ -17,7 +17,7 @@ class Rough(str):
 
 OF_A_FIT = Rough(
     f"Less than {FITTED:.0%} of the loss at the start is left: few examples make it, far out in the laws of their "
-    "outputs, which are taken for Gaussian; it may be off by tens of per cent."
+    "outputs, which are taken for Gaussian; it may be off by tens of per cent, and by a factor where it is nearly gone."
 )
 
 

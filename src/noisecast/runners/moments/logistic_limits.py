@@ -211,9 +211,9 @@ class Limits:
             ),
             (
                 self.bounces > ON_LATTICE,
-                "The weight of one column, by far the longest, goes back and forth between few multiples of the "
-                "learning rate: the loss depends on which of them it is on, and may be off by up to ten per cent. "
-                "Scale that column down.",
+                "The weight of one column, far from 0 or by far the longest, goes back and forth between few multiples "
+                "of the learning rate: the loss depends on which of them it is on, and may be off by ten per cent and "
+                "more. Centre that column, or scale it down.",
             ),
             (self.is_fitted, OF_A_FIT),
             (
