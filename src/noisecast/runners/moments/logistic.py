@@ -49,7 +49,7 @@ SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
 LARGEST_BEND_OF_LAWS = 0.1  # the same where each output has its own: a loss of few outputs, far out, feels their shape
 MOST_OFTEN = 4.0  # of what an example does to itself within the block
-ROUGHLY = 0.02  # of how far a force that changes moves the mean: of what is a correction
+OF_CHANGE = 0.02  # tolerance: of how far a force that changes moves the mean, itself a correction
 POWERS = 3  # of the curvature a time step
 
 
@@ -355,7 +355,7 @@ class _LogisticSolve:
         linear = {"learning_rate": self.learning_rate, "num_steps": num_steps, "lag": taken.lag, "most": SATURATED}
         block = {"jacobian": field.jacobian, "gain": taken.gain, "apart": self.common.direction}
         rest = {"jacobian": field.jacobian_diag, "gain": taken.slope[self.split :]}
-        moved = self._response(field, taken, change.force, num_steps, tolerance=ROUGHLY, since=change.block.since)
+        moved = self._response(field, taken, change.force, num_steps, tolerance=OF_CHANGE, since=change.block.since)
         return after._replace(
             mean=after.mean - moved,
             covariance=drift_covariance(after.covariance, change.block, **block, **linear),
