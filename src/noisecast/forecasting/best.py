@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ NEAR = 0.05  # of the value: a line of the first grid that comes so close to its
 COARSE_RATE, COARSE_CLIP = math.log(3), math.log(4)  # spacing of the first grid
 FINE_STEPS = (COARSE_RATE / 2, COARSE_RATE / 4)
 MOST_LINES = 20  # of the first grid, in either direction
+HALF = 0.5  # of the first gradient, left by clipping: with less there may be better clip norms far off
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,11 @@ def forecast_best(
 
       eta(C) = f(x_0) / (T grad f . u),   u the optimizer's expected first direction,
 
-    which is also where the grid starts. A cell that diverges or is extrapolated is never preferred to one that is not,
-    unless all that speaks against it is that hardly any loss is left, or that the run is short beside what the
-    optimizer remembers: half as much again as is forecast must still be better then.
+    which is also where the grid starts. Where the clip norm asked for leaves less than half of the first gradient, and
+    four times it too, there is a second grid around one that leaves more: on raw columns each has a valley of its own.
+    A cell that diverges or is extrapolated is never preferred to one that is not, unless all that speaks against it is
+    that hardly any loss is left, or that the run is short beside what the optimizer remembers: half as much again as is
+    forecast must still be better then.
 
     Args:
       problem, num_steps, target_delta: as in `Scenario`.
@@ -99,9 +103,12 @@ def forecast_best(
     scenario = Scenario(
         problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=num_steps, target_delta=target_delta
     )
-    moments = moments or Moments()
-    search = _Search(scenario, metric, moments, learning_rates, l2_clip_norms, progress)
-    found = search.refined(search.coarse())
+    searches = [_Search(scenario, metric, moments or Moments(), learning_rates, l2_clip_norms, progress)]
+    if l2_clip_norms is None and (elsewhere := searches[0].elsewhere(learning_rates)) is not None:
+        searches.append(elsewhere)
+    starts = [(search, search.coarse()) for search in searches]
+    search, start = min(starts, key=lambda pair: pair[0].seen_at(pair[1]).order)
+    found = search.refined(start)
     progress(1.0)
     return found
 
@@ -142,14 +149,18 @@ class _Search:
             "coarse": Asker(metric, cheap(moments, metric), lambda: self._tick("coarse")),
             "full": Asker(metric, moments, lambda: self._tick("full")),
         }
+        self.tried: dict[tuple[str, _Point], Outcome] = {}
         reason = moments.why_unsupported(scenario)
         if reason is not None:
             raise ValueError(reason)
-        log_clip = math.log(scenario.mechanism.l2_clip_norm)
+        self.start = math.log(scenario.mechanism.l2_clip_norm)
+        self._stand(self.start if clips is not None else self._downhill(self.start), rates, clips)
+
+    def _stand(self, log_clip: float, rates: Range | None, clips: Range | None) -> None:
+        """Where the first grid begins: within the ranges, or around this clip norm."""
         if clips is not None:
             self.clips = _Line.within("l2_clip_norms", clips, COARSE_CLIP)
         else:
-            log_clip = self._downhill(log_clip)
             self.clips = _Line(log_clip - COARSE_CLIP, COARSE_CLIP, 3, True)
         self.slope = 0.0  # of the log learning rate along the log clip norm
         if rates is not None:
@@ -162,9 +173,21 @@ class _Search:
             None if line.is_open else (line.first, line.first + (line.count - 1) * line.spacing)
             for line in (self.rates, self.clips)
         ]
-        self.tried: dict[tuple[str, _Point], Outcome] = {}
         self.reasons: list[str] = []
         self.flat_towards = 0  # the side on which the first grid found clip norms without effect
+
+    def elsewhere(self, rates: Range | None) -> "_Search | None":
+        """From the least of the larger clip norms that leaves half of the first gradient; None where that is near.
+
+        It knows what was tried here, and the other way round.
+        """
+        logs = [self.start + number * COARSE_CLIP for number in range(MOST_LINES // 2)]
+        log_clip = next((log for log in logs if self._left_of_gradient(log) >= HALF), self.start)
+        if log_clip < self.origin + 1.5 * COARSE_CLIP:
+            return None
+        other = copy(self)
+        other._stand(log_clip, rates, None)
+        return other
 
     def coarse(self) -> _Point:
         """The best of a grid that grows while its best lies at an edge."""
@@ -177,6 +200,10 @@ class _Search:
             best = min(grid, key=lambda cell: (*grid[cell].order, cell))
             todo = self._beyond(best, ks, js, grid) or self._unfinished(js, grid)
         return self._at(*best)
+
+    def seen_at(self, point: _Point) -> Outcome:
+        """By a full forecast."""
+        return self._ask("full", [point])[0]
 
     def refined(self, start: _Point) -> BestForecast:
         """From `start` to where no step of the full forecast is better."""
@@ -295,6 +322,12 @@ class _Search:
         """
         logs = [log_clip + number * COARSE_CLIP for number in range(MOST_LINES // 2)]
         return next((log for log in logs if _rate_by_first_step(self._scenario_at(_Point(0.0, log))) > 0), log_clip)
+
+    def _left_of_gradient(self, log_clip: float) -> float:
+        """The share of the gradient at the start that this clip norm leaves."""
+        scenario = self._scenario_at(_Point(0.0, log_clip))
+        problem = scenario.problem
+        return float(problem.shrink_factor(problem.initial_params(), problem.prepare_moments(scenario.mechanism)))
 
     def _pace(self, log_clip: float) -> tuple[float, float]:
         """log eta(C) of `forecast_best`, and its slope in log C."""
