@@ -36,6 +36,7 @@ Array = Any
 TIMES = 8  # back from now, at which what examples do to each other is read
 LEAST_SKEW = 0.05  # of an output, on average: less is not told from none
 PROBED = 100  # examples, by which it is told whether there is any
+ROWS_AT_ONCE = 1_000  # that are asked what pushes them: there are thousands of pushes
 LARGEST = 0.15  # gamma: beyond it a density would fall below nothing close to the middle
 
 
@@ -205,7 +206,11 @@ class CollectiveSkew(NamedTuple):
           rows: x_i; (n, k).   std: of the outputs; (n,).
         Returns: (n,).
         """
-        return _gamma(_of_pushes(rows, self.covariance, self.answer) @ self.weights, std)
+        third = np.empty(len(rows))
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            part = slice(first, first + ROWS_AT_ONCE)
+            third[part] = _of_pushes(rows[part], self.covariance, self.answer) @ self.weights
+        return _gamma(third, std)
 
     def gamma_of_few(self, std: Array) -> Array:
         """gamma_l of the examples that push.

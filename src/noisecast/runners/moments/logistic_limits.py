@@ -184,8 +184,8 @@ class Limits:
             ),
             (
                 self.is_of_few and not lasting,
-                f"Every step moves the logits by {self.move:.2g} by chance, which is much beside the loss: that is of "
-                "few outputs, thrown far, and may be off by more than ten per cent.",
+                f"Every step moves the logits by {self.move:.2g} by chance, and the loss is small: it is made by few "
+                "outputs, thrown far, and may be off by more than ten per cent.",
             ),
             (
                 self._is_scattered,
