@@ -19,7 +19,7 @@ from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import Examples
 from noisecast.runners.moments.forecast import Forecast, collected, time_grid
 from noisecast.runners.moments.logistic_field import Change, Directions, Field, Given, Seen
-from noisecast.runners.moments.logistic_limits import ENOUGH, LARGEST_LATTICE_RATIO, Limits
+from noisecast.runners.moments.logistic_limits import ENOUGH, Limits
 from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite, residual_bound
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
@@ -447,16 +447,8 @@ class _LogisticSolve:
             moved = self.rows.dot(self.learning_rate * found.expected)
             limits.first_move = float(np.sqrt(np.mean(moved**2)))
         limits.share = float(at.pushed.remaining_share(*field.spreads[1:3]).mean())
-        limits.on_lattice = self._on_lattice(field) if self.closure.feels_shape else 0.0
+        limits.on_lattice = field.on_lattice(self.learning_rate, self.split) if self.closure.feels_shape else 0.0
         return limits.are_passed
-
-    def _on_lattice(self, field: Field) -> float:
-        """What swings of one column's gradient say that its weight adds to the loss, Var F/(2 J): the most of a column
-        whose gradient a step of the learning rate changes by more than noise does.
-        """
-        own, bend = slice(None, self.split), np.maximum(np.diag(field.jacobian)[: self.split], 1e-30)
-        steps_are_large = self.learning_rate * bend > LARGEST_LATTICE_RATIO * np.sqrt(field.law.noise_variance[own])
-        return float(np.max(np.where(steps_are_large, field.law.signal_variance[own] / bend / 2, 0.0)))
 
     def _move(self, field: Field, found: Response, memory: Any) -> float:
         """By how much a step moves the logits by chance; a step that averages gradients by that of what they average,

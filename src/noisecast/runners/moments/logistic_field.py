@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from noisecast.runners.moments.examples import Rows
+from noisecast.runners.moments.logistic_limits import LARGEST_LATTICE_RATIO
 from noisecast.runners.moments.logistic_weights import Weights
 from noisecast.runners.moments.pushes import Reach, Spreads
 from noisecast.theory.closures import GradientLaw, chord
@@ -52,6 +53,14 @@ class Field(NamedTuple):
         """Share of the examples' slopes by which they differ, or of what holds the mean output, whichever is more."""
         held = (np.array([each.stiffness]) for each in (self, other))
         return max(bend(self.expectations.slope, other.expectations.slope), bend(*held))
+
+    def on_lattice(self, learning_rate: float, split: int) -> float:
+        """What swings of one column's gradient say that its weight adds to the loss, Var F/(2 J): the most of a column
+        of the block whose gradient a step of the learning rate changes by more than noise does.
+        """
+        bend = np.maximum(np.diag(self.jacobian)[:split], 1e-30)
+        steps_are_large = learning_rate * bend > LARGEST_LATTICE_RATIO * np.sqrt(self.law.noise_variance[:split])
+        return float(np.max(np.where(steps_are_large, self.law.signal_variance[:split] / bend / 2, 0.0)))
 
     def curve(self, rows: Rows, vector: np.ndarray) -> np.ndarray:
         """J v."""
