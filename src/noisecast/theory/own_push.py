@@ -29,6 +29,8 @@ and the second part, negative, takes less from Var w_j than the first alone (`He
 have many rare features.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +46,7 @@ SMALLEST = 1e-6  # variance: an output that does not move
 LARGEST_TILT = 0.5  # beta: more is of what is left of an output that hardly moves
 PUSHED = 0.02  # of Var u, on average: less leaves outputs Gaussians
 LEAST_LEFT = 0.05  # of Cov(b, z)/Var b, of which a quotient is taken
+AT_ONCE = 1_000  # examples with a density: of so many a dozen arrays stay in the cache, of 25,000 they take gigabytes
 
 
 class Held(NamedTuple):
@@ -124,19 +127,40 @@ class OwnPush(NamedTuple):
         """
         if self.density is None:
             return GaussianLaw(mean, np.maximum(swing + 2 * self.with_swing + self._variance(slow), 0.0))
-        parts = self._parts(swing, slow, self.density)
+        places, shares = self._by_some(OwnPush._places, swing, slow)
+        return GridLaw(mean, places, shares)
+
+    def _by_some(self, function: Callable[..., tuple[Array, ...]], *arrays: Array) -> list[Array]:
+        """function(these, arrays), `AT_ONCE` examples at a time: none looks at another.
+
+        Args:
+          arrays: (..., n) each.
+        Returns: what it returns, (..., n) each.
+        """
+        whole: Any = self
+        several = (slice(first, first + AT_ONCE) for first in range(0, len(self.drawn), AT_ONCE))
+        found = [
+            function(OwnPush(*(each[..., some] for each in whole)), *(each[..., some] for each in arrays))
+            for some in several
+        ]
+        return [np.concatenate(each, axis=-1) for each in zip(*found, strict=True)]
+
+    def _places(self, swing: Array, slow: Array) -> tuple[Array, Array]:
+        """z - E z and its shares; (81, n), in single precision."""
+        parts = self._parts(swing, slow)
         (of_s,) = _at((self.density,), GRID[:, None] / parts.along + parts.middle)
         of_s /= of_s.sum(axis=0)
         shares = COSINES.blurred(of_s, parts.blur)
         places = GRID[:, None] - GRID @ shares
         widened = np.sqrt((shares * places**2).sum(axis=0))  # by what is linear between places
-        return GridLaw(mean, parts.std / widened * places, shares)
+        return (parts.std / widened * places).astype(np.float32), shares
 
     def _variance(self, slow: Array) -> Array:
         """Var s of a Gaussian: y follows r but for its own draws."""
         return slow + 2 * self.with_slow + self.with_slow**2 / np.maximum(slow, SMALLEST) + self.drawn
 
-    def _parts(self, swing: Array, slow: Array, density: Array) -> "_Parts":
+    def _parts(self, swing: Array, slow: Array) -> "_Parts":
+        density: Any = self.density
         width = np.sqrt(np.maximum(slow + self.drawn, SMALLEST))
         middle = GRID @ density
         places = width * (GRID[:, None] - middle)
@@ -174,20 +198,23 @@ class OwnPush(NamedTuple):
             slope = np.maximum(law.hermite_means(residual, 2)[1] / law.std, 0.0)
             lasting = self._lasting(slow_left - self._variance(slow)) * slope
             return Held(self.swinging_share(swing) * slope, share * slope, lasting, slope)
-        parts = self._parts(swing, slow, self.density)
+        swinging, lasting, slope, given, squared = self._by_some(
+            OwnPush._held_on_grid, swing, slow, slow_left, law.shares, residual
+        )
+        return Held(swinging, share * slope, lasting, slope, given, squared)
+
+    def _held_on_grid(
+        self, swing: Array, slow: Array, slow_left: Array, shares: Array, residual: Array
+    ) -> tuple[Array, ...]:
+        """Of `Held` what a density says: swing, lasting, slope, given, squared."""
+        parts = self._parts(swing, slow)
         there = parts.along * (GRID[:, None] - parts.middle)
         given, squared = _at((COSINES.blurred(residual, parts.blur), COSINES.blurred(residual**2, parts.blur)), there)
-        derived = -(COSINES.derived(law.shares) * residual).sum(axis=0) / parts.std
+        derived = -(COSINES.derived(shares) * residual).sum(axis=0) / parts.std
         slope = (self.density * parts.places * given).sum(axis=0) / np.maximum(parts.variance, SMALLEST)
         slope, away = np.maximum(slope, 0.0), self.swinging_share(swing) - 1
-        return Held(
-            swing=np.maximum(away * slope + (1 - away * parts.tilt) * derived, 0.0),
-            slow=share * slope,
-            lasting=self._lasting(slow_left - parts.variance) * slope,
-            slope=slope,
-            given=given,
-            squared=np.maximum(squared, 0.0),
-        )
+        swinging = np.maximum(away * slope + (1 - away * parts.tilt) * derived, 0.0)
+        return swinging, self._lasting(slow_left - parts.variance) * slope, slope, given, np.maximum(squared, 0.0)
 
     def _lasting(self, found: Array) -> Array:
         """-E[y s] as found, which E y^2 >= 0 leaves no larger than -E[r y]."""
@@ -222,22 +249,27 @@ class OwnPush(NamedTuple):
             after.append(settled + (crossing - settled) * np.exp(-decay * num_steps))
         own = pull.own_noise * pull.squared - 2 * fading_rate * middle.drawn
         drawn = np.maximum(self.drawn + own * num_steps, 0.0)
-        density, given, squared = middle.density, held.given, held.squared
-        if density is not None and given is not None and squared is not None:
-            parts = middle._parts(swing, slow, density)
-            of_pushed = parts.variance - slow - 2 * middle.with_slow  # E y^2
-            fading = (slow_rate + fading_rate) * middle.with_slow + fading_rate * of_pushed
-            fading = (slow_rate * slow + rate_share * fading) / np.maximum(parts.variance, SMALLEST) + (
-                growth + own
-            ) / (2 * parts.width**2)
-            density = advance_densities(
-                self.density if self.density is not None else density,
-                drift=(-pull.strength * (given - (density * given).sum(axis=0)) - fading * parts.places) / parts.width,
-                diffusion=(slow_noise + pull.own_noise * squared) / (2 * parts.width**2),
-                spacing=SPACING,
-                time=num_steps,
-            )
+        density = middle.density
+        if density is not None and held.given is not None:
+            start = density if self.density is None else self.density
+            fading = rate_share * fading_rate  # of y along s, but for what of it is r
+            forgotten = slow_rate * slow + (rate_share * slow_rate - fading) * middle.with_slow - fading * slow
+            pushing = pull.strength, pull.own_noise, slow_noise, forgotten, fading, growth + own
+            moved = partial(OwnPush._moved, num_steps=num_steps)
+            (density,) = middle._by_some(moved, swing, slow, start, held.given, held.squared, *pushing)
         return OwnPush(after[0], after[1], drawn, density)
+
+    def _moved(
+        self, swing: Array, slow: Array, start: Array, given: Array, squared: Array, strength: Array, own_noise: Array,
+        slow_noise: Array, forgotten: Array, fading: Array, growth: Array, *, num_steps: int,
+    ) -> tuple[Array]:  # fmt: skip
+        """The density that `start` becomes where these are pushed half-way."""
+        parts, density = self._parts(swing, slow), self.density
+        fading = fading + forgotten / np.maximum(parts.variance, SMALLEST) + growth / (2 * parts.width**2)
+        force = -strength * (given - (density * given).sum(axis=0)) - fading * parts.places
+        diffusion = (slow_noise + own_noise * squared) / (2 * parts.width**2)
+        law = advance_densities(start, drift=force / parts.width, diffusion=diffusion, spacing=SPACING, time=num_steps)
+        return (law,)
 
     def resolved(self, swing: Array, slow: Array) -> "OwnPush":
         """With a density, where more than `PUSHED` is pushed away, on average.
@@ -256,8 +288,8 @@ def _at(values: tuple[Array, ...], place: Array) -> list[Array]:
     """Functions on `GRID` at other places, linear between its own, and as at its ends beyond them; (81, n) each."""
     index = np.clip((place - GRID[0]) / SPACING, 0.0, len(GRID) - 1.0).astype(np.float32)
     left = np.minimum(index.astype(np.int32), len(GRID) - 2)
-    share = index - left
-    left *= place.shape[1]
+    share = index - left.astype(np.float32)
+    left *= np.int32(place.shape[1])
     left += np.arange(place.shape[1], dtype=np.int32)
     right = left + np.int32(place.shape[1])
     return [each.ravel()[left] * (1 - share) + each.ravel()[right] * share for each in values]

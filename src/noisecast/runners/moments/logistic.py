@@ -167,14 +167,20 @@ class _LogisticSolve:
         if step == 0 and halvings and half > 1:
             # Weights move fastest here: a first step is hardly ever short enough.
             return self._halved(at, seen, step, num_steps, halvings - 1)
-        given = self._given(at, seen, step, half, since=0)
-        middle = self._seen(self._frozen(at, seen, seen, given, step, half, since=0, overshooting=OVERSHOOTING))
+        middle = self._halfway(at, seen, step, half, may_halve=half > 1 and halvings > 0)
+        if middle is None:
+            return self._halved(at, seen, step, num_steps, halvings - 1)
         if not is_finite(middle.weights):
             return middle.weights, middle
-        largest = LARGEST_BEND if at.pushed.density is None else LARGEST_BEND_OF_LAWS
-        if half > 1 and halvings and seen.field.bent(middle.field) > largest:
-            return self._halved(at, seen, step, num_steps, halvings - 1)
         return self._leapt(at, seen, middle, step, num_steps, since=half)
+
+    def _halfway(self, at: Weights, seen: Seen, step: int, half: int, *, may_halve: bool) -> Seen | None:
+        """None where too much bends on the way there: nothing of it is kept while the step is halved."""
+        given = self._given(at, seen, step, half, since=0)
+        middle = self._seen(self._frozen(at, seen, seen, given, step, half, since=0, overshooting=OVERSHOOTING))
+        largest = LARGEST_BEND if at.pushed.density is None else LARGEST_BEND_OF_LAWS
+        bends = may_halve and is_finite(middle.weights) and seen.field.bent(middle.field) > largest
+        return None if bends else middle
 
     def _leapt(
         self, at: Weights, before: Seen, middle: Seen, step: int, num_steps: int, *, since: int
@@ -306,7 +312,7 @@ class _LogisticSolve:
             swing_noise=noise[0],
             slow_noise=noise[1] + squared * self.rows.rest_squared_dot(taken.rest_noise),
             held=field.held,
-            squared=field.expectations.squared_residual,
+            squared=field.squared_residual,
             jacobian=(bend_together(field.jacobian), field.jacobian_diag),
             variance=(self.common.beside(around.covariance), around.variance),
         )
@@ -396,7 +402,7 @@ class _LogisticSolve:
             held = self._held(found, at, law, spreads)
             jacobian, jacobian_diag, stiffer = self._jacobian(held, at, follows @ given)
         return Field(
-            found, mean, spreads, jacobian, jacobian_diag, noise_along, noise_shared,
+            found.slope, found.squared_residual, mean, spreads, jacobian, jacobian_diag, noise_along, noise_shared,
             held, noise + spread, gradient, stiffer, self.common.stiffness(at, jacobian), self.fill * given, bends,
         )  # fmt: skip
 

@@ -10,7 +10,6 @@ from noisecast.runners.moments.logistic_weights import Weights
 from noisecast.runners.moments.pushes import Reach, Spreads
 from noisecast.theory.closures import GradientLaw, chord
 from noisecast.theory.frozen_steps import Drift, bend
-from noisecast.theory.logistic_moments import ClippedExpectations
 from noisecast.theory.own_push import Held
 
 
@@ -18,7 +17,7 @@ class Field(NamedTuple):
     """What the examples make of Gaussian weights, before the optimizer.
 
     Args:
-      expectations: of every example, times n over the declared size.
+      slope, squared_residual: of every example (`ClippedExpectations`), times n over the declared size; (n,).
       mean: of the clipped gradient, in the block and the rest; (d,).
       spreads: of the logits.
       jacobian: J in the block.   jacobian_diag: its diagonal in the rest, beside the block's columns; of columns in
@@ -34,7 +33,8 @@ class Field(NamedTuple):
       bends: of these examples, std of their outputs and E residual''; (m,) each.
     """
 
-    expectations: ClippedExpectations
+    slope: np.ndarray
+    squared_residual: np.ndarray
     mean: np.ndarray
     spreads: Spreads
     jacobian: np.ndarray
@@ -52,7 +52,7 @@ class Field(NamedTuple):
     def bent(self, other: "Field") -> float:
         """Share of the examples' slopes by which they differ, or of what holds the mean output, whichever is more."""
         held = (np.array([each.stiffness]) for each in (self, other))
-        return max(bend(self.expectations.slope, other.expectations.slope), bend(*held))
+        return max(bend(self.slope, other.slope), bend(*held))
 
     def on_lattice(self, learning_rate: float, split: int) -> float:
         """What swings of one column's gradient say that its weight adds to the loss, Var F/(2 J): the most of a column
@@ -66,7 +66,7 @@ class Field(NamedTuple):
         """J v."""
         stiffer, along = self.stiffer
         shared = stiffer * float(along @ rows.in_block(vector)) * along
-        return rows.mean_of(self.expectations.slope * rows.dot(vector)) + rows.from_block(shared)
+        return rows.mean_of(self.slope * rows.dot(vector)) + rows.from_block(shared)
 
 
 class Seen(NamedTuple):
