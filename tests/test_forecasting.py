@@ -140,18 +140,18 @@ def test_what_is_known_roughly_is_passed_over_where_that_may_turn_the_order(land
     assert ("Directions lag." in best.reasons) != is_passed
 
 
-def test_a_short_run_is_named_where_it_is_known_roughly():
-    """100 steps of DP-Adam, which averages over ten: sound are only rates at which hardly anything is learnt."""
+def test_the_best_of_a_short_run_is_found():
+    """100 steps of DP-Adam, which averages over ten and swings at first."""
     problem = linear_model(*bundled("breast_cancer"))
     mechanism = SampledGaussian(
         noise_multiplier=2.0, l2_clip_norm=0.5, sampler=Poisson.for_batch_size(64, problem.num_examples)
     )
     best = forecast_best(problem, mechanism, DPAdam(learning_rate=0.01), num_steps=100)
-    table = answer([best.scenario], runners=[Training()], insecure_seeds=range(960_200, 960_232), record_at=[100])
+    table = answer([best.scenario], runners=[Training()], insecure_seeds=range(960_200, 960_400), record_at=[100])
     loss = table[(table.metric == "loss") & (table.step == 100)].value.mean()
-    assert best.outcome.status == EXTRAPOLATED and loss < 0.15
-    assert best.outcome.value == pytest.approx(loss, rel=0.1)
-    assert any("before step 135" in reason for reason in best.reasons)
+    print(f"\n{best.learning_rate:.3g} {best.l2_clip_norm:.3g} {best.outcome.value / loss - 1:+.4f} {best.reasons}")
+    assert best.outcome.status == OK and loss < 0.15
+    assert best.outcome.value == pytest.approx(loss, rel=0.03)
 
 
 def told_apart(num_examples=1000, num_features=10):

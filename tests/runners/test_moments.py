@@ -202,8 +202,7 @@ def test_logistic_models_are_as_trained(optimizer, noise_multiplier, l2_clip_nor
     assert gap < tolerance < min(controls)
     assert max(others.values()) < 0.05
     assert abs(forecast.metrics["test_accuracy"] - found["test_accuracy"][0]).max() < 0.01
-    is_early = optimizer.name == "DP-Adam"  # its directions may still swing past at step 100
-    assert forecast.extrapolated.tolist() == [is_early, False, False]
+    assert not forecast.extrapolated.any()
 
 
 def final_loss(runner, sampler=None, optimizer=LOGISTIC_OPTIMIZERS[0], problem=PROBLEM) -> float:
@@ -417,7 +416,7 @@ def logistic_settings(**changed) -> Scenario:
 @pytest.mark.parametrize(
     "changed, words",
     [
-        ({"num_steps": 60}, "lag behind gradients"),
+        ({"num_steps": 20, "optimizer": DPAdam(learning_rate=0.3)}, "swing past"),
         ({"l2_clip_norm": 1e-9}, "below the resolution"),
         ({"optimizer": DPAdam(learning_rate=1e3)}, "first step alone"),
         ({"optimizer": DPSGD(learning_rate=1e300)}, "overshoot"),

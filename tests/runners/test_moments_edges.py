@@ -381,7 +381,7 @@ def test_several_outputs_have_the_limits_of_one(num_steps, is_off):
     problem = linear_model(copies_of_two_outputs(), likelihood=SOFTMAX)
     settings = {"noise_multiplier": 0.5, "l2_clip_norm": 2.0}
     found = Moments().forecast(asked(problem, DPAdam(learning_rate=0.1), num_steps, **settings), [num_steps])
-    assert found.extrapolated[-1] == is_off == ("few beside" in " ".join(found.reasons))
+    assert found.extrapolated[-1] == is_off == ("swing past" in " ".join(found.reasons))
 
 
 def test_two_outputs_of_a_softmax_are_forecast_as_the_one_of_a_logistic_model():

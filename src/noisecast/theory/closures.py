@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
+from noisecast.theory.adam_averages import AveragedSteps
 from noisecast.theory.linear_sde import sign_covariance
 
 Array = Any
@@ -101,6 +102,7 @@ class Closure:
       lag_of: (step, num_steps) -> the lag in the middle of those steps; ().
       is_linear: whether directions are linear in gradients, so that no ratio of step to noise is too large.
       feels_shape: whether directions are signs, which feel more of a batch's law than mean and variance.
+      averages: its own first steps, where averages of gradients have not settled (`adam_averages`); None: it has none.
       quadratic: its own recursion on quadratics; None: the one step above, coordinate by coordinate.
       caveat: a sentence where the optimizer's own settings are out of the closure's depth; else empty.
     """
@@ -114,6 +116,7 @@ class Closure:
     lag_of: Callable[[int, int], float] = lambda step, num_steps: 0.0
     is_linear: bool = False
     feels_shape: bool = False
+    averages: AveragedSteps | None = None
     quadratic: "QuadraticRecursion | None" = None
     caveat: str = ""
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from noisecast.theory._namespace import special_and_math
+from noisecast.theory.adam_averages import AveragedSteps
 from noisecast.theory.closures import Closure, GradientLaw, QuadraticRecursion, Response
 from noisecast.theory.optimizer_theory import GradientMoments, OptimizerTheory
 
@@ -206,6 +207,7 @@ def adam_closure(*, b1: float, b2: float, eps: float) -> Closure:
         ),
         lag=b1 / (1 - b1),
         lag_of=lambda step, num_steps: lag_at(step + (num_steps + 1) / 2, b1=b1),
+        averages=AveragedSteps(b1, b2, eps) if b1 > 0 else None,
         quadratic=QuadraticRecursion(AdamMoments.start, partial(quadratic_step, b1=b1, b2=b2, eps=eps)),
         caveat=""
         if b2 >= LEAST_B2

@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 
 from noisecast.problems.linear import LOGISTIC, LinearModel
-from noisecast.runners.moments.batch_shape import BatchShape
+from noisecast.runners.moments.averaged_steps import Followed, Frozen, followed, no_averages
 from noisecast.runners.moments.examples import Examples
 from noisecast.runners.moments.forecast import Forecast, collected, time_grid
-from noisecast.runners.moments.logistic_field import Change, Directions, Field, Given, Seen
+from noisecast.runners.moments.lagging import Lagging
+from noisecast.runners.moments.logistic_field import Change, Directions, Field, Fields, Given, Seen
 from noisecast.runners.moments.logistic_limits import ENOUGH, Limits
-from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite, residual_bound
+from noisecast.runners.moments.logistic_weights import LogisticMetrics, Weights, is_finite
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
-from noisecast.runners.moments.pushes import Pushes, Spreads, Step, bend_together
+from noisecast.runners.moments.pushes import Pushes, Step, bend_together
 from noisecast.scenario import Scenario
-from noisecast.theory.closures import GradientLaw, Response
+from noisecast.theory.adam_averages import Averages
+from noisecast.theory.closures import Response
 from noisecast.theory.collective_skew import CollectiveSkew, Past, Span
 from noisecast.theory.common_swing import Swing
 from noisecast.theory.frozen_steps import (
@@ -41,9 +43,7 @@ from noisecast.theory.frozen_steps import (
     krylov_response,
     power_iteration,
 )
-from noisecast.theory.logistic_moments import ClippedExpectations, clipped_expectations, residual_given
-from noisecast.theory.output_law import OutputLaw
-from noisecast.theory.own_push import Held, OwnPush
+from noisecast.theory.own_push import OwnPush
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
@@ -72,7 +72,11 @@ def forecast(
     num_examples = int(scenario.problem.num_examples or 0)
     size = settings.subsample or SMALLEST_SUBSAMPLE
     while True:
-        found = _LogisticSolve(scenario, prepared(min(size, num_examples)), settings).forecast(record_at)
+        examples = prepared(min(size, num_examples))
+        found = _LogisticSolve(scenario, examples, settings).forecast(record_at)
+        if found is None:
+            found = _LogisticSolve(scenario, examples, settings, follows_averages=True).forecast(record_at)
+            assert found is not None
         lacks = found.subsample_error > ENOUGH  # not where the forecast diverges, and so the error is no number
         if settings.subsample or size >= min(num_examples, LARGEST_SUBSAMPLE) or not lacks:
             return found
@@ -82,9 +86,13 @@ def forecast(
 
 
 class _LogisticSolve:
-    """The time steps of one scenario."""
+    """The time steps of one scenario.
 
-    def __init__(self, scenario: Scenario, examples: Examples, settings: Any):
+    Args:
+      follows_averages: whether an optimizer's averages are followed step by step until directions have calmed.
+    """
+
+    def __init__(self, scenario: Scenario, examples: Examples, settings: Any, *, follows_averages: bool = False):
         self.optimizer, self.mechanism = scenario.optimizer, scenario.mechanism
         self.learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
         self.num_steps, self.num_examples = scenario.num_steps, int(scenario.problem.num_examples or 0)
@@ -94,59 +102,57 @@ class _LogisticSolve:
         width = self.rows.block.shape[1]
         self.direction = np.full(width, 1 / np.sqrt(width))  # in the block, of the largest curvature
         clip = self.mechanism.l2_clip_norm
-        self.bound = residual_bound(clip, self.rows)
-        self.limits = Limits(
-            self.closure.lag, self.num_steps, self.rows.num_examples, self.num_examples, float(self.bound.min())
-        )
         self.common = MeanOutput(self.rows)
-        self.metrics = LogisticMetrics(examples, self.common, self.num_examples, clip, loss_alone=settings.loss_alone)
-        self.fill = self.mechanism.sampler.batch_fill(scenario.problem.num_examples)
-        self.presence = self.rows.presence(
-            self.fill * self.mechanism.expected_batch_size, self.mechanism.sampler.exact_batch_size
+        self.fields = Fields(scenario, self.rows, self.common)
+        self.limits = Limits(
+            Lagging(self.closure.lag, self.num_steps, self.rows.num_weights, follows_averages),
+            self.rows.num_examples,
+            self.num_examples,
+            float(self.fields.bound.min()),
         )
-        self.batch_shape = self._batch_shape()
-        if self.batch_shape is not None:
-            self.limits.own_move = float(self.learning_rate) * self.batch_shape.own_reach
+        self.metrics = LogisticMetrics(examples, self.common, self.num_examples, clip, loss_alone=settings.loss_alone)
+        if self.fields.batch_shape is not None:
+            self.limits.own_move = float(self.learning_rate) * self.fields.batch_shape.own_reach
         self.passing: set[int] = set()  # steps to record
         self.passed: dict[int, Weights] = {}  # the weights there
-        # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
-        self.second_share = float(self.mechanism.sampler.batch_noise_variance(0.0, 1.0))
-        self.pushes = Pushes(self.rows, self.learning_rate, self.second_share)
-        self.mean_share = self.second_share - float(self.mechanism.sampler.batch_noise_variance(1.0, 1.0))
+        self.pushes = Pushes(self.rows, self.learning_rate, self.fields.second_share)
 
-    def _batch_shape(self) -> BatchShape | None:
-        if not self.closure.feels_shape:
-            return None
-        size = self.mechanism.expected_batch_size
-        rate = self.fill * size / self.rows.num_examples
-        privacy = self.mechanism.mean_noise_std**2
-        residual = np.minimum(self.bound, 0.5)
-        sampler = self.mechanism.sampler
-        drawn: Any = {"probability": sampler.sampling_probability or 0.0, "exactly": sampler.exact_batch_size}
-        return BatchShape.of(self.rows, residual, rate=rate, batch_size=size, privacy_variance=privacy, **drawn)
-
-    def forecast(self, record_at: Sequence[int]) -> Forecast:
-        """In time steps that do not depend on `record_at`, so that looking on the way does not move the end."""
-        stops = [0, *time_grid(self.num_steps, self.settings.time_steps)]
+    def _start(self) -> Weights:
         width, num_rest = self.rows.block.shape[1], self.rows.rest.shape[1]
-        at = Weights(
-            np.zeros(self.split + num_rest), np.zeros((width, width)), np.zeros(num_rest), np.zeros(num_rest), None,
-            OwnPush.none(self.rows.num_examples), Swing.gaussian(), Past(), CollectiveSkew.none(),
+        mean, covariance, rest = np.zeros(self.split + num_rest), np.zeros((width, width)), np.zeros(num_rest)
+        averages = no_averages(mean, covariance, np.stack([rest, rest])) if self.limits.lagging.is_followed else None
+        return Weights(
+            mean, covariance, rest, rest, None,
+            OwnPush.none(self.rows.num_examples), Swing.gaussian(), Past(), CollectiveSkew.none(), averages,
         )  # fmt: skip
-        recorded, last, steepest = {}, -1, 0.0
+
+    def forecast(self, record_at: Sequence[int]) -> Forecast | None:
+        """In time steps that do not depend on `record_at`, so that looking on the way does not move the end.
+
+        None where averages have to be followed, and are not.
+        """
+        stops = self.limits.lagging.stops(time_grid(self.num_steps, self.settings.time_steps))
+        at = self._start()
+        recorded, last, steepest, largest = {}, -1, 0.0, 0.0
         self.passing = set(record_at)
         with ThreadPoolExecutor(1) as beside:  # a third of the time goes into what is seen on the way: on another core
             seen = self._seen(at)
             for step, end in zip(stops, [*stops[1:], None]):
                 beyond = self._out_of_depth(seen.field, at, step)
                 steepest = max(steepest, self.limits.curvature) if step else 0.0
+                largest = max(largest, self.limits.curvature)
+                if self.closure.averages and self.limits.lagging.should_be_followed(step, steepest, largest):
+                    return None
                 for asked in (asked for asked in record_at if last < asked <= step):
                     metrics = beside.submit(copy_context().run, self.metrics.of, self.passed.pop(asked, at))
                     then = {"curvature": self.limits.curvature, "steepest": steepest, "move": self.limits.move}
                     then["on_lattice"] = self.limits.on_lattice
                     recorded[asked] = metrics, beyond, then
                 if end is not None and is_finite(at):
-                    at, seen = self._advance(at, seen, step, end - step, halvings=halvings_of(self.num_steps))
+                    if not self.limits.lagging.are_followed(step, largest):
+                        at = at._replace(averages=None)
+                    halvings = halvings_of(self.num_steps) if at.averages is None else 0
+                    at, seen = self._advance(at, seen, step, end - step, halvings=halvings)
                 last = step
             found = {}
             for asked, (metrics, beyond, then) in recorded.items():
@@ -192,7 +198,7 @@ class _LogisticSolve:
         for asked in (asked for asked in self.passing if step < asked < step + num_steps):
             on_the_way = self._given(at, middle, step, asked - step, since=since)
             found[asked] = self._frozen(at, before, middle, on_the_way, step, asked - step, since=since)
-        if since and is_finite(after.weights):
+        if since and at.averages is None and is_finite(after.weights):
             change = self._change(middle, given, after, step + since, num_steps - since, since)
             found = {
                 then: self._changed(one, middle.field, given.taken, change, then - step) for then, one in found.items()
@@ -208,13 +214,26 @@ class _LogisticSolve:
         return self._advance(middle, around, step + half, num_steps - half, halvings=halvings)
 
     def _seen(self, at: Weights) -> Seen:
-        return Seen(at, self._field(at))
+        return Seen(at, self.fields.at(at))
 
     def _frozen(
         self, at: Weights, before: Seen, middle: Seen, given: Given, step: int, num_steps: int, *, since: int,
         overshooting: float = math.inf,
     ) -> Weights:  # fmt: skip
         """num_steps from `at` in the field of `middle`, `since` steps after that of `before`, that gives so much."""
+        if at.averages is None:
+            moved = self._linear(at, middle, given, num_steps, overshooting)
+        else:
+            moved = self._averaged(at, at.averages, middle, given, step, num_steps)
+        pushing = self._pushing(before.field, middle, given.taken, step, num_steps, since)
+        pushed = self.pushes.advanced(at.pushed, middle.weights.pushed, given.reach, pushing)
+        is_halfway = math.isfinite(overshooting)
+        past = self._past(at, before.field, middle.field, given.taken, moved.covariance, step, num_steps, since)
+        skew = self._skew(past, middle.field) if at.skew.is_any or not is_halfway else at.skew
+        return moved._replace(pushed=pushed, past=past, skew=skew)
+
+    def _linear(self, at: Weights, middle: Seen, given: Given, num_steps: int, overshooting: float) -> Weights:
+        """Steps in which directions answer to gradients at once, or later by a lag."""
         (around, field), taken = middle, given.taken
         linear = {"learning_rate": self.learning_rate, "num_steps": num_steps, "lag": taken.lag, "most": SATURATED}
         held = {"jacobian": field.jacobian, "gain": taken.gain, "overshooting": overshooting}
@@ -234,13 +253,36 @@ class _LogisticSolve:
         )
         variance = advance_variance(at.variance, noise=given.rest_noise, **apart, **linear)
         unheld = at.apart + self.learning_rate**2 * num_steps * taken.noise_apart
-        pushing = self._pushing(before.field, middle, taken, step, num_steps, since)
-        pushed = self.pushes.advanced(at.pushed, around.pushed, given.reach, pushing)
-        is_halfway = math.isfinite(overshooting)
-        past, skew = self._past(at, before.field, field, taken, covariance, step, num_steps, since), at.skew
-        if skew.is_any or not is_halfway:
-            skew = self._skew(past, field)
-        return Weights(mean, covariance, variance, unheld, taken.memory, pushed, swing, past, skew)
+        return at._replace(
+            mean=mean, covariance=covariance, variance=variance, apart=unheld, memory=taken.memory, swing=swing
+        )
+
+    def _averaged(
+        self, at: Weights, averages: Averages, middle: Seen, given: Given, step: int, num_steps: int
+    ) -> Weights:
+        """Steps of which averages of gradients are followed one by one."""
+        (around, field), (taken, _, noise, rest_noise) = middle, given
+        rest, gain = slice(self.split, None), np.maximum(taken.gain, 1e-150)
+        lasting = (noise - taken.noise) / np.outer(gain, gain)
+        rest_lasting = (rest_noise - taken.rest_noise) / np.maximum(taken.slope[rest], 1e-150) ** 2
+        apart = np.maximum(field.law.noise_variance[rest] - field.noise_along, 0.0)
+        frozen = Frozen(
+            pull=lambda mean: field.mean + field.curve(self.rows, mean - around.mean),
+            variance=field.law.variance,
+            jacobian=field.jacobian,
+            noise=field.covariance - field.jacobian @ around.covariance @ field.jacobian + lasting,
+            rest_jacobian=np.stack([field.jacobian_diag, np.zeros_like(apart)]),
+            rest_noise=np.stack([apart + field.noise_shared + rest_lasting, apart]),
+        )
+        start = Followed(at.mean, at.covariance, np.stack([at.variance, at.apart]), averages)
+        steps = self.closure.averages
+        mean, covariance, (variance, unheld), averages = followed(
+            start, frozen, steps, self.rows, self.learning_rate, step, num_steps
+        )
+        memory = steps.memory(averages.second, step + num_steps)
+        return at._replace(
+            mean=mean, covariance=covariance, variance=variance, apart=unheld, memory=memory, averages=averages
+        )
 
     def _past(
         self, at: Weights, before: Field, field: Field, taken: Directions, covariance: np.ndarray, step: int,
@@ -368,76 +410,6 @@ class _LogisticSolve:
             covariance=drift_covariance(after.covariance, change.block, **block, **linear),
             variance=drift_variance(after.variance, change.rest, **rest, **linear),
         )
-
-    def _field(self, at: Weights) -> Field:
-        rows, split, privacy = self.rows, self.split, self.mechanism.mean_noise_std**2
-        swings, labels = self.common.swings(rows, at.covariance), rows.labels
-        spreads = Spreads.of(rows, swings, at)
-        law = at.pushed_law(rows, spreads, self.common)
-        variance, few = law.std**2, self.common.chosen
-        correlations = self.common.correlations(swings, law.std, at.pushed.swinging_share(spreads.swing))
-        found = clipped_expectations(law, labels, self.bound, at.swing.departures(correlations))
-        bends = self._bends(law, found.values)
-        given = residual_given(law.mean[few], variance[few], labels[few], self.bound[few], correlations[few], at.swing)
-        follows = correlations[few] * law.std[few]
-        found = ClippedExpectations(*(self.fill * part for part in found))  # of the sum over a batch, over B
-        mean = rows.mean_of(found.residual)
-        held = self._held(found, at, law, spreads)
-        jacobian, jacobian_diag, stiffer = self._jacobian(held, at, follows @ given)
-        noise = self.second_share * rows.block_second_moment(found.squared_residual)
-        pull = rows.in_block(mean)
-        noise = noise - self.mean_share * np.outer(pull, pull) + privacy * np.eye(len(pull))
-        rest_noise = self.second_share * rows.rest_second_moment(found.squared_residual)
-        rest_noise = rest_noise - self.mean_share * mean[split:] ** 2 + privacy
-        noise_along = self.second_share * rows.rest_moment_along(found.squared_residual)
-        spread = jacobian @ at.covariance @ jacobian
-        noise_shared = (rows.company - 1) * np.maximum(rest_noise - privacy - noise_along, 0.0)
-        signal = np.concatenate([np.diag(spread)[:split], jacobian_diag**2 / rows.company * at.variance])
-        noise_variance = np.maximum(np.concatenate([np.diag(noise)[:split], rest_noise]), 1e-30)
-        gradient = GradientLaw(mean, signal, noise_variance, presence=self.presence, privacy_variance=privacy)
-        if self.batch_shape is not None:
-            of_one = found.residual / self.fill, found.squared_residual / self.fill
-            gradient, felt = self.batch_shape.seen_by_sign(gradient, *of_one, found.slope)
-            found, given = found.felt(felt), felt[few, None] * given
-            held = self._held(found, at, law, spreads)
-            jacobian, jacobian_diag, stiffer = self._jacobian(held, at, follows @ given)
-        return Field(
-            found.slope, found.squared_residual, mean, spreads, jacobian, jacobian_diag, noise_along, noise_shared,
-            held, noise + spread, gradient, stiffer, self.common.stiffness(at, jacobian), self.fill * given, bends,
-        )  # fmt: skip
-
-    def _bends(self, law: OutputLaw, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the examples that stand for all, std of their outputs and rho'': E[rho (x^2 - x E x^3 - 1)]/Var z.
-
-        That is E rho'' of a Gaussian, and else what of Cov(z^2, rho) is not of the straight force Cov(z, rho)/Var z.
-        """
-        few = self.common.chosen
-        places, shares = (each if each.shape[1] == 1 else each[:, few] for each in (law.places, law.shares))
-        third = (shares * places**3).sum(axis=0)
-        found = (shares * values[:, few] * (places**2 - third * places - 1)).sum(axis=0).astype(np.float64)
-        return law.std[few], self.fill * found / law.std[few] ** 2
-
-    def _held(self, found: ClippedExpectations, at: Weights, law: OutputLaw, spreads: Spreads) -> Held:
-        """Of these residuals, with what the common swing makes of slopes."""
-        held = at.pushed.held(*spreads[1:3], law, found.values)
-        of_own_law = law.hermite_means(found.values, 2)[1] / law.std
-        share = np.where(of_own_law > 1e-12, found.slope / np.maximum(of_own_law, 1e-12), 1.0)
-        return held._replace(swing=held.swing * share, slow=held.slow * share)
-
-    def _jacobian(
-        self, held: Held, at: Weights, pull: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, tuple[float, np.ndarray]]:
-        """J of examples that hold weights so, and of such a pull on the mean output at the places of its swing.
-
-        Returns: J in the block; its diagonal in the rest, as in `Field`; `MeanOutput.stiffer`.
-        """
-        # Single precision may leave a variance of nothing below nothing.
-        of_rest = np.maximum(self.rows.rest_second_moment(held.slow) - self.rows.rest_moment_along(held.slow), 0.0)
-        of_rest *= self.rows.company
-        within = self.rows.block_second_moment(held.slow)
-        within += self.common.secant(at.covariance, np.maximum(held.swing - held.slow, 0.0))
-        stiffer, along = self.common.stiffer(at, within, pull)
-        return within + stiffer * np.outer(along, along), of_rest, (stiffer, along)
 
     def _out_of_depth(self, field: Field, at: Weights, step: int) -> bool:
         if not np.isfinite(field.mean).all():

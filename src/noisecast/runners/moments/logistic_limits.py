@@ -3,12 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from noisecast.runners.moments.forecast import FITTED, OF_A_FIT, Rough
+from noisecast.runners.moments.forecast import FITTED, OF_A_FIT
+from noisecast.runners.moments.lagging import Lagging
 from noisecast.theory.frozen_steps import largest_stable_step
 
 ENOUGH = 0.02  # of the loss: a subsample that adds less is large enough
 LARGEST_MOVE = 5.0  # of the logits by the first step
-SHORTEST_RUN, SWINGS_CALM = 10, 15  # times the lag of directions behind gradients
 FEWEST_EXAMPLES = 20
 SMALLEST_BOUND = 1e-6  # of a clipped residual: single precision knows probabilities to 6e-8
 # eta times the largest curvature of one coordinate on the way, in halves of what explodes: steps overshoot.
@@ -31,25 +31,6 @@ LARGEST_OWN_MOVE = 0.5  # of the output of an example that is alone in its batch
 FAR, OF_FEW = 0.9, 2.75  # such a move, and as many times the loss: the loss is that of few outputs, thrown far
 
 
-def swings(step: int, lag: float, curvature: float) -> bool:
-    """Whether directions that lag swing as an underdamped oscillator, and it is early: eta lambda > 1/(4 L)."""
-    return 0 < step < SWINGS_CALM * lag and 4 * lag * curvature > 1
-
-
-def of_swings(lag: float) -> str:
-    return Rough(
-        f"Directions lag by {lag:.2g} steps and swing past where the force turns: before step "
-        f"{SWINGS_CALM * lag:.0f} the loss may be off by tens of per cent."
-    )
-
-
-def of_a_short_run(num_steps: int, lag: float) -> str:
-    return Rough(
-        f"{num_steps} steps are few beside the {lag:.2g} by which the optimizer's directions lag behind gradients: its "
-        "start is forecast only roughly."
-    )
-
-
 def of_a_first_move(move: float) -> str:
     return f"The first step alone moves the logits by {move:.2g}: what follows is no small step either."
 
@@ -59,7 +40,7 @@ class Limits:
     """What the time steps of one solve have met; beyond the limits a row is `extrapolated`.
 
     Args:
-      lag: of the optimizer's directions behind gradients, in steps.   num_steps: of the run.
+      lagging: of the optimizer's directions behind gradients.
       used, num_examples: with how many examples it computes, and of how many.   least_bound: of a clipped residual.
       steepest: learning rate times the largest curvature of one coordinate, at any step.
       curvature: learning rate times the largest curvature of all, at the step seen last.
@@ -67,8 +48,7 @@ class Limits:
       share: with which examples still hold the weights, on average.
     """
 
-    lag: float
-    num_steps: int
+    lagging: Lagging
     used: int
     num_examples: int
     least_bound: float
@@ -94,7 +74,7 @@ class Limits:
         too_small = self.used < FEWEST_EXAMPLES or self.least_bound < SMALLEST_BOUND
         too_far = self.steepest > LARGEST_STEP * self._reach or self.first_move > LARGEST_MOVE
         too_far = too_far or self.share < self._least_share or self.own_move > LARGEST_OWN_MOVE
-        return bool(too_far or self._is_short or too_small or self.move > LARGEST_LASTING_MOVE)
+        return bool(too_far or too_small or self.move > LARGEST_LASTING_MOVE)
 
     def are_passed_by(
         self, loss: float, loss_std: float, *, step: int, curvature: float, steepest: float, move: float,
@@ -113,7 +93,8 @@ class Limits:
         self.is_high = loss > HIGH * math.log(2)
         self.is_of_few = move > max(FAR, OF_FEW * loss)
         lasts = min(curvature, self.curvature) > LARGEST_LASTING_STEP * self._reach
-        overshoots = self._overshoots(step, steepest)
+        overshoots = self.lagging.swings(step, steepest)
+        self.overshot = self.overshot or overshoots
         self.bounces = on_lattice / loss if loss else 0.0
         is_other = together > TOGETHER or skewed > SKEWED or self.bounces > ON_LATTICE
         return self.is_fitted or self.is_of_few or self._is_scattered or lasts or overshoots or is_other
@@ -121,7 +102,7 @@ class Limits:
     @property
     def _reach(self) -> float:
         """Half of what explodes."""
-        return largest_stable_step(self.lag) / 2
+        return largest_stable_step(self.lagging.lag) / 2
 
     @property
     def _least_share(self) -> float:
@@ -133,22 +114,6 @@ class Limits:
         than the mean run, and its like are rarer than they would be.
         """
         return self.spread > (WIDEST_HIGH_SPREAD if self.is_high else WIDEST_SPREAD)
-
-    def _overshoots(self, step: int, curvature: float) -> bool:
-        """`swings`: weights shoot past where the force turns, and back, and only the envelope of that is computed.
-
-        They calm down as b1^t, whatever the curvature has become meanwhile.
-
-        Args:
-          curvature: the largest so far.
-        """
-        overshoots = swings(step, self.lag, curvature)
-        self.overshot = self.overshot or overshoots
-        return overshoots
-
-    @property
-    def _is_short(self) -> bool:
-        return self.num_steps < SHORTEST_RUN * self.lag
 
     def reasons(self, *, is_finite: bool, subsample_error: float) -> list[str]:
         """Why rows may be off, a sentence each.
@@ -218,11 +183,7 @@ class Limits:
             (self.is_fitted, OF_A_FIT),
             (
                 self.overshot,
-                of_swings(self.lag),
-            ),
-            (
-                self._is_short,
-                of_a_short_run(self.num_steps, self.lag),
+                self.lagging.of_swings(),
             ),
             (
                 self.used < FEWEST_EXAMPLES,

@@ -9,6 +9,7 @@ from noisecast.runners.moments.examples import Examples, Rows
 from noisecast.runners.moments.forecast import Metrics
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.runners.moments.pushes import Spreads
+from noisecast.theory.adam_averages import Averages
 from noisecast.theory.closures import expected_norm
 from noisecast.theory.collective_skew import CollectiveSkew, Past
 from noisecast.theory.common_swing import GRID, Swing, explained_by_gaussian
@@ -27,6 +28,7 @@ class Weights(NamedTuple):
       mean: of [features of the block, bias, rest]; (d,).   covariance: along the block's columns (`Rows`).
       variance: of the rest; (p - K,). Of columns in company along what they are together: it makes their outputs.
       apart: across it, where nothing holds them; (p - K,).
+      averages: of gradients, where they are followed step by step.
     """
 
     mean: np.ndarray
@@ -38,6 +40,7 @@ class Weights(NamedTuple):
     swing: Swing
     past: Past
     skew: CollectiveSkew
+    averages: Averages | None = None
 
     def law(self, rows: Rows, spreads: Spreads) -> OutputLaw:
         """Of outputs of rows that have pushed nothing, what they have in common with the swing left out.

@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from noisecast.problems.linear import LinearModel
+from noisecast.runners.moments.averaged_steps import Followed, Frozen, followed, no_averages
 from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.forecast import Forecast, collected, time_grid
+from noisecast.runners.moments.lagging import Lagging
 from noisecast.runners.moments.multi_output_limits import Limits
 from noisecast.runners.moments.output_examples import LAWS, OutputExamples
 from noisecast.runners.moments.output_weights import OutputMetrics, Weights
 from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
 from noisecast.scenario import Scenario
-from noisecast.theory.closures import GradientLaw, chord, sign_response
+from noisecast.theory.adam_averages import Averages
+from noisecast.theory.closures import GradientLaw, Response, chord, sign_response
 from noisecast.theory.frozen_steps import (
     SATURATED,
     SMALLEST_GAIN,
@@ -52,7 +55,11 @@ def prepare(problem: LinearModel, settings: Any) -> OutputExamples:
 
 
 def forecast(scenario: Scenario, prepared: OutputExamples, record_at: Sequence[int], settings: Any) -> Forecast:
-    return _MultiOutputSolve(scenario, prepared, settings).forecast(record_at)
+    found = _MultiOutputSolve(scenario, prepared, settings).forecast(record_at)
+    if found is None:
+        found = _MultiOutputSolve(scenario, prepared, settings, follows_averages=True).forecast(record_at)
+        assert found is not None
+    return found
 
 
 # --- Time steps ---------------------------------------------------------------------------------------------------
@@ -80,10 +87,32 @@ class _Field(NamedTuple):
     root_felt: np.ndarray | None
 
 
-class _MultiOutputSolve:
-    """The time steps of one scenario."""
+class _Taken(NamedTuple):
+    """What the optimizer makes of a field, over a time step.
 
-    def __init__(self, scenario: Scenario, examples: OutputExamples, settings: Any):
+    Args:
+      expected: E u; (d, m).   slope: k of its mean; (d, m).   response: half-way.
+      noise_share: of its noise, over that of independent directions.   lag: L.
+      halfway, memory: of the optimizer, half-way and at the end.
+    """
+
+    expected: np.ndarray
+    slope: np.ndarray
+    response: Response
+    noise_share: float
+    lag: float
+    halfway: Any
+    memory: Any
+
+
+class _MultiOutputSolve:
+    """The time steps of one scenario.
+
+    Args:
+      follows_averages: whether an optimizer's averages are followed step by step until directions have calmed.
+    """
+
+    def __init__(self, scenario: Scenario, examples: OutputExamples, settings: Any, *, follows_averages: bool = False):
         self.mechanism, self.num_steps = scenario.mechanism, scenario.num_steps
         self.learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
         self.closure: Any = scenario.optimizer.theory.closure
@@ -97,16 +126,17 @@ class _MultiOutputSolve:
         # A sampler's batch noise is a * second moment - b * mean^2; a and b are read off the sampler itself.
         of_second, of_both = (float(self.mechanism.sampler.batch_noise_variance(mean, 1.0)) for mean in (0.0, 1.0))
         self.second_share, self.mean_share = self.fill * of_second, of_second - of_both
-        self.batch_shapes = self._batch_shapes() if self.closure.feels_shape else None
-        self.direction, self.halvings = None, 0
         self.limits = Limits(
             num_in_block=self.split - 1,
             used=self.rows.num_examples,
             num_examples=examples.num_all,
             competes=self.outputs.is_coupled and self.num_outputs > 2,
-            lag=self.closure.lag,
-            num_steps=self.num_steps,
+            lagging=Lagging(
+                self.closure.lag, self.num_steps, self.num_outputs * self.rows.num_weights, follows_averages
+            ),
         )
+        self.batch_shapes = self._batch_shapes() if self.closure.feels_shape else None
+        self.direction, self.halvings = None, 0
 
     def _batch_shapes(self) -> list[BatchShape | None] | None:
         """Of every output."""
@@ -121,15 +151,19 @@ class _MultiOutputSolve:
         shapes = [BatchShape.of(self.rows, residual, privacy_variance=privacy, **asked) for residual in residuals]
         return shapes if any(shapes) else None
 
-    def forecast(self, record_at: Sequence[int]) -> Forecast:
+    def forecast(self, record_at: Sequence[int]) -> Forecast | None:
+        """None where averages have to be followed, and are not."""
         affordable = max(6, WEIGHT_STEPS // (self.rows.num_weights * self.num_outputs))
         grid = time_grid(self.num_steps, min(self.settings.time_steps, affordable))
         halvings = halvings_of(self.num_steps) if affordable >= self.settings.time_steps else 0
-        stops = sorted({0, *grid, *record_at})
+        stops = sorted({0, *self.limits.lagging.stops(grid), *record_at})
         at, recorded, subsample_error = self._start(), {}, 0.0
         for step, end in zip(stops, [*stops[1:], None], strict=True):
             field = self._field(at)
             beyond = self._out_of_depth(field, at, step)
+            steep = self.limits.on_the_way, self.limits.steepest
+            if self.closure.averages and self.limits.lagging.should_be_followed(step, *steep):
+                return None
             if step in record_at:
                 metrics = self.metrics.of(at, field.expectations)
                 optimism, subsample_error = self.metrics.subsample_effect(at, field.expectations)
@@ -142,6 +176,8 @@ class _MultiOutputSolve:
                 )
                 recorded[step] = metrics, beyond or is_loose
             if end is not None and at.is_finite:
+                if not self.limits.lagging.are_followed(step, self.limits.steepest):
+                    at = at._replace(averages=None)
                 self.halvings = 0 if beyond else halvings  # what explodes bends at any length
                 at = self._advance(at, field, step, end - step)
         return collected(recorded, subsample_error, self.limits.reasons())
@@ -150,9 +186,9 @@ class _MultiOutputSolve:
         width, rest = self.rows.block.shape[1], self.rows.rest.shape[1]
         m, d = self.num_outputs, self.rows.num_weights
         own = np.ones((self.rows.num_examples, m), np.float32)
-        return Weights(
-            np.zeros((d, m)), np.zeros((m, width, width)), np.zeros((rest, m)), own, np.zeros(width + rest), None
-        )
+        mean, covariance, variance = np.zeros((d, m)), np.zeros((m, width, width)), np.zeros((rest, m))
+        averages = no_averages(mean, covariance, variance[None]) if self.limits.lagging.is_followed else None
+        return Weights(mean, covariance, variance, own, np.zeros(width + rest), None, averages)
 
     def _advance(self, at: Weights, field: _Field, step: int, num_steps: int, *, depth: int = 0) -> Weights:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it."""
@@ -163,7 +199,7 @@ class _MultiOutputSolve:
         if not middle.is_finite:
             return middle
         around = self._field(middle)
-        if half > 1 and self._is_too_long(field, around, depth):
+        if half > 1 and at.averages is None and self._is_too_long(field, around, depth):
             middle = self._advance(at, field, step, half, depth=depth + 1)
             return self._advance(middle, self._field(middle), step + half, num_steps - half, depth=depth + 1)
         return self._frozen(at, around, middle, step, num_steps)
@@ -176,50 +212,90 @@ class _MultiOutputSolve:
 
     def _frozen(self, at: Weights, field: _Field, around: Weights, step: int, num_steps: int) -> Weights:
         """num_steps from `at` in the field found at `around`."""
-        split, eta = self.split, self.learning_rate
-        memory = self.closure.memory(at.memory, field.law, step, num_steps)
+        taken, more = self._taken(at, field, step, num_steps), self._seen_noise(field.law)
+        noise = self._rest_noise(field, taken, more)
+        if at.averages is None:
+            mean = at.mean - self._travelled(field, taken, at.mean - around.mean, num_steps)
+            covariance, variance = self._linear(at, field, around, taken, more, noise, num_steps)
+            memory, averages = taken.memory, None
+        else:
+            steps: Any = self.closure.averages
+            start, frozen = self._followed(at, at.averages, field, around, more)
+            mean, covariance, (variance,), averages = followed(
+                start, frozen, steps, self.rows, self.learning_rate, step, num_steps
+            )
+            memory = steps.memory(averages.second, step + num_steps)
+        shared = np.concatenate([np.einsum("aii->i", covariance - at.covariance), (variance - at.variance).sum(axis=1)])
+        return Weights(
+            mean,
+            covariance,
+            variance,
+            self._own_damping(at, field, taken.slope[self.split :], variance, noise, num_steps),
+            at.common + np.maximum(shared, 0) / self.num_outputs,
+            memory,
+            averages,
+        )
+
+    def _taken(self, at: Weights, field: _Field, step: int, num_steps: int) -> "_Taken":
         halfway = self.closure.memory(at.memory, field.law, step, max(1, num_steps // 2))
         gain_share = self.closure.gain_share(field.law, halfway, step, num_steps)
         found = self.closure.response(field.law, halfway)
         expected, slope = gain_share * found.expected, gain_share * found.gain
-        slope = np.maximum(slope, SMALLEST_GAIN * slope.max())
-        share = self.closure.noise_share(step, num_steps)
-        lag = self.closure.lag_of(step, num_steps)
-        gain, counted = (gain_in_block(self.rows, each) for each in (slope, np.minimum(slope, found.gain)))
-        more = self._seen_noise(field.law)
-        along = field.law.signal_variance[split:] + field.noise_along
-        noise = share * more[split:] * np.maximum(found.variance[split:] - slope[split:] ** 2 * along, 0.0)
-        more, of_gradient = np.sqrt(gain_in_block(self.rows, more)), field.law.variance[split:]
-        of_directions = found.variance[split:]
-        linear = {"learning_rate": eta, "num_steps": num_steps, "lag": lag, "most": SATURATED}
-        covariance = np.stack(
-            [
-                advance_covariance(
-                    at.covariance[a],
-                    jacobian=field.jacobian[a],
-                    gain=gain[:, a],
-                    noise=share
-                    * np.outer(more[:, a], more[:, a])
-                    * self._block_noise(
-                        field, around, halfway, gain[:, a], counted[:, a], of_directions[:, a], of_gradient[:, a], a
-                    ),
-                    **linear,
-                )
-                for a in range(self.num_outputs)
-            ]
+        return _Taken(
+            expected,
+            np.maximum(slope, SMALLEST_GAIN * slope.max()),
+            found,
+            self.closure.noise_share(step, num_steps),
+            self.closure.lag_of(step, num_steps),
+            halfway,
+            self.closure.memory(at.memory, field.law, step, num_steps),
         )
+
+    def _rest_noise(self, field: _Field, taken: "_Taken", more: np.ndarray) -> np.ndarray:
+        """Of directions, beside the block's columns; (p - K, m)."""
+        rest = slice(self.split, None)
+        along = field.law.signal_variance[rest] + field.noise_along
+        left = np.maximum(taken.response.variance[rest] - taken.slope[rest] ** 2 * along, 0.0)
+        return taken.noise_share * more[rest] * left
+
+    def _linear(
+        self, at: Weights, field: _Field, around: Weights, taken: "_Taken", more: np.ndarray, rest_noise: np.ndarray,
+        num_steps: int,
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Covariances along the block's columns, and variances of the rest, after steps that answer at once or lag."""
+        split, slope = self.split, taken.slope
+        linear: Any = {"learning_rate": self.learning_rate, "num_steps": num_steps, "lag": taken.lag, "most": SATURATED}
+        gain, counted = (gain_in_block(self.rows, each) for each in (slope, np.minimum(slope, taken.response.gain)))
+        more = np.sqrt(gain_in_block(self.rows, more))
+        of_directions, of_gradient = taken.response.variance[split:], field.law.variance[split:]
+        covariances = []
+        for a in range(self.num_outputs):
+            rest = of_directions[:, a], of_gradient[:, a]
+            noise = self._block_noise(field, around, taken.halfway, gain[:, a], counted[:, a], *rest, a)
+            noise = taken.noise_share * np.outer(more[:, a], more[:, a]) * noise
+            held: Any = {"jacobian": field.jacobian[a], "gain": gain[:, a]}
+            covariances.append(advance_covariance(at.covariance[a], noise=noise, **held, **linear))
         variance = advance_variance(
-            at.variance, jacobian=field.jacobian_diag, gain=slope[split:], noise=noise, **linear
+            at.variance, jacobian=field.jacobian_diag, gain=slope[split:], noise=rest_noise, **linear
         )
-        shared = np.concatenate([np.einsum("aii->i", covariance - at.covariance), (variance - at.variance).sum(axis=1)])
-        return Weights(
-            at.mean - self._travelled(field, expected, slope, at.mean - around.mean, num_steps, lag),
-            covariance,
-            variance,
-            self._own_damping(at, field, slope[split:], variance, noise, num_steps),
-            at.common + np.maximum(shared, 0) / self.num_outputs,
-            memory,
+        return np.stack(covariances), variance
+
+    def _followed(
+        self, at: Weights, averages: Averages, field: _Field, around: Weights, more: np.ndarray
+    ) -> tuple[Followed, Frozen]:
+        """What is followed step by step, and what does not change meanwhile."""
+        split, of_block = self.split, np.sqrt(gain_in_block(self.rows, more)).T
+        noise = field.covariance - field.jacobian @ around.covariance @ field.jacobian
+        rest_noise = np.maximum(field.law.noise_variance[split:] - field.noise_along, 0.0)
+        frozen = Frozen(
+            pull=lambda mean: field.mean + self._curve(field, mean - around.mean),
+            variance=field.law.variance,
+            jacobian=field.jacobian,
+            noise=of_block[:, :, None] * noise * of_block[:, None, :],
+            rest_jacobian=field.jacobian_diag[None],
+            rest_noise=(more[split:] * rest_noise)[None],
         )
+        return Followed(at.mean, at.covariance, at.variance[None], averages), frozen
 
     def _seen_noise(self, law: GradientLaw) -> np.ndarray:
         """Noise of differences of outputs, which alone a softmax sees, over that of independent ones; (d, m).
@@ -269,13 +345,10 @@ class _MultiOutputSolve:
         without = advance_variance(before, jacobian=shared, gain=1.0, **push)
         return np.clip(alone / np.maximum(without, 1e-30), 0.0, 1.0).astype(np.float32)
 
-    def _travelled(
-        self, field: _Field, expected: np.ndarray, slope: np.ndarray, offset: np.ndarray, num_steps: int,
-        lag: float,
-    ) -> np.ndarray:  # fmt: skip
+    def _travelled(self, field: _Field, taken: "_Taken", offset: np.ndarray, num_steps: int) -> np.ndarray:
         """eta sum_i (I - eta D J)^i D (F + J offset), D the `chord` E u/F."""
-        stiffness = chord(field.law, expected, slope)
-        root, force = np.sqrt(stiffness), expected / stiffness
+        stiffness = chord(field.law, taken.expected, taken.slope)
+        root, force = np.sqrt(stiffness), taken.expected / stiffness
         if offset.any():
             force = force + self._curve(field, offset)
         eta, shape = self.learning_rate, force.shape
@@ -288,7 +361,7 @@ class _MultiOutputSolve:
             operator,
             (root * force).ravel(),
             num_steps,
-            lag=lag,
+            lag=taken.lag,
             tolerance=5e-3,
             max_iterations=most,
             most=SATURATED,

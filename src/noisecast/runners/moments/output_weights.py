@@ -8,6 +8,7 @@ from scipy import special
 
 from noisecast.runners.moments.forecast import Metrics
 from noisecast.runners.moments.output_examples import OutputExamples, OutputRows
+from noisecast.theory.adam_averages import Averages
 from noisecast.theory.loss_spread import std_of_mean
 from noisecast.theory.softmax_moments import (
     OutputExpectations,
@@ -30,6 +31,7 @@ class Weights(NamedTuple):
       variance: of the rest, beside them; (p - K, m).
       own: variance of the training examples' logits by the rest, over that of independent weights; (n, m).
       common: variance that all outputs share, which no loss sees; of the block's columns, and of the rest.
+      averages: of gradients, where they are followed step by step.
     """
 
     mean: np.ndarray
@@ -38,6 +40,7 @@ class Weights(NamedTuple):
     own: np.ndarray
     common: np.ndarray
     memory: Any
+    averages: Averages | None = None
 
     @property
     def is_finite(self) -> bool:
