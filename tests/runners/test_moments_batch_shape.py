@@ -10,7 +10,7 @@ from noisecast.privacy.sampling import Adjacency
 from noisecast.problems.datasets import Dataset
 from noisecast.problems.linear import SOFTMAX
 from noisecast.runners import Training
-from noisecast.runners.moments import Moments, logistic, logistic_field
+from noisecast.runners.moments import Moments, logistic_field
 from noisecast.runners.moments.batch_shape import BatchShape
 
 SEED_DATA, SEED_TRAINING = 640_101, 640_102
@@ -46,7 +46,7 @@ def test_signs_of_heavy_tailed_batches_are_as_trained(monkeypatch):
         assert loss.sem() / loss.mean() < 0.005
         found = Moments().forecast(scenario, [NUM_STEPS])
         with monkeypatch.context() as patch:
-            patch.setattr(logistic.BatchShape, "of", lambda *_, **__: None)
+            patch.setattr(logistic_field.BatchShape, "of", lambda *_, **__: None)
             by_two_moments = Moments().forecast(scenario, [NUM_STEPS])
         trained = np.array([loss.mean(), loss.std()])
         rows.append([[f.metrics[name][-1] for name in ("loss", "loss_std")] / trained for f in (found, by_two_moments)])
@@ -102,7 +102,8 @@ def test_batches_of_much_of_the_data_are_as_trained(monkeypatch, batch_size):
     scenario = sampled(problem, batch_size, learning_rate=0.005)
     steep = {"extrapolated": batch_size == 200}  # learning rate times curvature is 1.4, and yet it holds
     error = error_of_final_loss(scenario, 100, **steep)
-    monkeypatch.setattr(logistic.BatchShape, "of", lambda *a, **named: shape(*a, **(named | {"probability": 0.0})))
+    drawn = {"probability": 0.0}
+    monkeypatch.setattr(logistic_field.BatchShape, "of", lambda *a, **named: shape(*a, **(named | drawn)))
     by_poisson = error_of_final_loss(scenario, 100, **steep)
     print(f"\nB = {batch_size}: {error:+.3f}, Poisson {by_poisson:+.3f}")
     assert abs(error) < 0.01
@@ -167,7 +168,7 @@ def test_only_columns_that_the_noise_does_not_blur_are_looked_at(monkeypatch):
         counts.append(of(*args, **named))
         return counts[-1]
 
-    monkeypatch.setattr(logistic.BatchShape, "of", counted)
+    monkeypatch.setattr(logistic_field.BatchShape, "of", counted)
     for noise_multiplier in (0.05, 0.3, 1.0, 3.0):
         Moments().forecast(asked(problem, 0.01, noise_multiplier), [NUM_STEPS])
     heavy = [0 if shape is None else int(shape.heavy.sum()) for shape in counts]

@@ -26,7 +26,7 @@ def positive_columns(num_classes: int, num_examples=1500, num_features=200):
 @pytest.mark.parametrize("num_classes, learning_rate", [(2, 0.12), pytest.param(4, 0.16, marks=pytest.mark.slow)])
 def test_averaged_directions_swing_less_than_single_ones(monkeypatch, num_classes, learning_rate):
     """Loss on the way and at the end; with directions taken for single gradients it is seen to be too high."""
-    monkeypatch.setattr(lagging, "LONGEST_FOLLOWED", 0)
+    monkeypatch.setattr(lagging.Lagging, "should_be_followed", lambda *_: False)
     problem = positive_columns(num_classes)
     sampler = Poisson.for_batch_size(64, problem.num_examples)
     mechanism = SampledGaussian(noise_multiplier=0.5, l2_clip_norm=0.6, sampler=sampler)
@@ -48,7 +48,7 @@ def test_averaged_directions_swing_less_than_single_ones(monkeypatch, num_classe
 
 def test_averages_of_few_gradients_do_not_lag(monkeypatch):
     """The first steps of DP-Adam on correlated columns that tell the classes apart, where its force soon falls."""
-    monkeypatch.setattr(lagging, "LONGEST_FOLLOWED", 0)
+    monkeypatch.setattr(lagging.Lagging, "should_be_followed", lambda *_: False)
     problem = linear_model(*bundled("breast_cancer"))
     mechanism = SampledGaussian(
         noise_multiplier=0.5, l2_clip_norm=1.5, sampler=Poisson.for_batch_size(64, problem.num_examples)
@@ -97,7 +97,7 @@ def test_where_directions_swing_past_they_are_followed_or_the_first_rows_say_so(
     assert abs(off).max() < 0.05
     assert forecast.extrapolated.tolist() == [True, True, False, False]
     assert any("before step 27" in reason for reason in forecast.reasons)
-    monkeypatch.setattr(lagging, "LONGEST_FOLLOWED", 0)
+    monkeypatch.setattr(lagging.Lagging, "should_be_followed", lambda *_: False)
     off, forecast = found(0.05)
     assert off[0] < -0.3 and abs(off[3]) < 0.05
     assert forecast.extrapolated.tolist() == [True, True, True, False]
@@ -183,7 +183,7 @@ def test_short_runs_of_dp_adam_are_as_trained(monkeypatch, num_classes, learning
     losses = [table[(table.metric == "loss") & (table.step == step)].value for step in looks]
     trained, std = (np.array([getattr(each, name)() for each in losses]) for name in ("mean", "std"))
     found = Moments().forecast(scenario, looks)
-    monkeypatch.setattr(lagging, "LONGEST_FOLLOWED", 0)
+    monkeypatch.setattr(lagging.Lagging, "should_be_followed", lambda *_: False)
     by_envelope = np.array(Moments().forecast(scenario, looks).metrics["loss"]) / trained - 1
     off, of_std = (found.metrics[name] / one - 1 for name, one in (("loss", trained), ("loss_std", std)))
     known = (std / trained / 200**0.5).round(4)

@@ -9,8 +9,10 @@ from noisecast.theory.frozen_steps import largest_stable_step
 # Times the lag of directions behind gradients: runs that are short, steps that are followed, steps until swings calm.
 SHORTEST_RUN, FOLLOWED, SWINGS_CALM = 10, 10, 15
 SWINGS_KNOWN = 3  # the same, where they are followed: until then losses were up to 5 % off, and more in large steps
-# Steps and weights of a run whose first steps are followed: they take as long as all others of a long one.
-LONGEST_FOLLOWED, MOST_FOLLOWED = 1_000, 200_000
+# Followed one by one, the first steps may take as long as all others. They are where a field reads so few numbers, of
+# rows times columns with a full covariance, and covariances have so few; or else in runs of hardly more steps, of so many
+# weights at most.
+FEW_NUMBERS, FEW_COVARIANCES, MOST_WEIGHTS = 1_000_000, 45_000, 200_000
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,15 @@ class Lagging:
 
     Args:
       lag: L, of directions behind gradients late in a run, in steps; >= 0.   num_steps, num_weights: of the run.
-      is_followed: whether averages are followed until directions have calmed.
+      num_numbers, num_covariances: in the block, and between its columns; of all outputs.
+      is_followed: whether averages are followed until directions have nearly calmed.
     """
 
     lag: float
     num_steps: int
     num_weights: int
+    num_numbers: int
+    num_covariances: int
     is_followed: bool = False
 
     @property
@@ -52,15 +57,17 @@ class Lagging:
         """
         return 0 < step < self.known and 4 * self.lag * curvature > 1
 
-    def should_be_followed(self, step: int, curvature: float, largest: float) -> bool:
-        """Whether averages are not, in a run of which the first steps are no small part, and swing.
+    def should_be_followed(self, step: int, curvature: float) -> bool:
+        """Whether averages are not, where that pays and weights swing, or the run is short.
 
         Args:
-          curvature: as `swings`.   largest: the same, the first step included.
+          curvature: learning rate times the largest so far, the first step included.
         """
-        pays = self.num_steps <= LONGEST_FOLLOWED and self.num_weights <= MOST_FOLLOWED
-        asked = self.num_steps < SHORTEST_RUN * self.lag or self.swings(step, curvature)
-        return pays and asked and not self.is_followed and self.are_followed(step, largest)
+        is_short = self.num_steps < SHORTEST_RUN * self.lag
+        asked = is_short or (step < self.calm and 4 * self.lag * curvature > 1)
+        pays = self.num_numbers <= FEW_NUMBERS and self.num_covariances <= FEW_COVARIANCES
+        pays = pays or (self.num_steps < self.calm and self.num_weights <= MOST_WEIGHTS)
+        return pays and asked and not self.is_followed and self.are_followed(step, curvature)
 
     def are_followed(self, step: int, curvature: float) -> bool:
         """Whether from this step on: until they are nearly calm, or steps explode and no field is seen often enough."""

@@ -105,7 +105,14 @@ class _LogisticSolve:
         self.common = MeanOutput(self.rows)
         self.fields = Fields(scenario, self.rows, self.common)
         self.limits = Limits(
-            Lagging(self.closure.lag, self.num_steps, self.rows.num_weights, follows_averages),
+            Lagging(
+                self.closure.lag,
+                self.num_steps,
+                self.rows.num_weights,
+                self.rows.block.size,
+                width**2,
+                follows_averages,
+            ),
             self.rows.num_examples,
             self.num_examples,
             float(self.fields.bound.min()),
@@ -141,7 +148,7 @@ class _LogisticSolve:
                 beyond = self._out_of_depth(seen.field, at, step)
                 steepest = max(steepest, self.limits.curvature) if step else 0.0
                 largest = max(largest, self.limits.curvature)
-                if self.closure.averages and self.limits.lagging.should_be_followed(step, steepest, largest):
+                if self.closure.averages and self.limits.lagging.should_be_followed(step, largest):
                     return None
                 for asked in (asked for asked in record_at if last < asked <= step):
                     metrics = beside.submit(copy_context().run, self.metrics.of, self.passed.pop(asked, at))

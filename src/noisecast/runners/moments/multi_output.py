@@ -132,7 +132,12 @@ class _MultiOutputSolve:
             num_examples=examples.num_all,
             competes=self.outputs.is_coupled and self.num_outputs > 2,
             lagging=Lagging(
-                self.closure.lag, self.num_steps, self.num_outputs * self.rows.num_weights, follows_averages
+                self.closure.lag,
+                self.num_steps,
+                self.num_outputs * self.rows.num_weights,
+                self.num_outputs * self.rows.block.size,
+                self.num_outputs * self.rows.block.shape[1] ** 2,
+                follows_averages,
             ),
         )
         self.batch_shapes = self._batch_shapes() if self.closure.feels_shape else None
@@ -161,8 +166,7 @@ class _MultiOutputSolve:
         for step, end in zip(stops, [*stops[1:], None], strict=True):
             field = self._field(at)
             beyond = self._out_of_depth(field, at, step)
-            steep = self.limits.on_the_way, self.limits.steepest
-            if self.closure.averages and self.limits.lagging.should_be_followed(step, *steep):
+            if self.closure.averages and self.limits.lagging.should_be_followed(step, self.limits.steepest):
                 return None
             if step in record_at:
                 metrics = self.metrics.of(at, field.expectations)
