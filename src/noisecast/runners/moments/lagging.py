@@ -10,8 +10,8 @@ from noisecast.theory.frozen_steps import largest_stable_step
 SHORTEST_RUN, FOLLOWED, SWINGS_CALM = 10, 10, 15
 SWINGS_KNOWN = 3  # the same, where they are followed: until then losses were up to 5 % off, and more in large steps
 # Followed one by one, the first steps may take as long as all others. They are where a field reads so few numbers, of
-# rows times columns with a full covariance, and covariances have so few; or else in runs of hardly more steps, of so many
-# weights at most.
+# rows times columns with a full covariance, and covariances have so few; or else in runs of hardly more steps, of so
+# many weights at most.
 FEW_NUMBERS, FEW_COVARIANCES, MOST_WEIGHTS = 1_000_000, 45_000, 200_000
 
 
