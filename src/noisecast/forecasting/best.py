@@ -79,7 +79,7 @@ def forecast_best(
     which is also where the grid starts. Where the clip norm asked for leaves less than half of the first gradient, and
     four times it too, there is a second grid around one that leaves more: on raw columns each has a valley of its own.
     A cell that diverges or is extrapolated is never preferred to one that is not, unless all that speaks against it is
-    that hardly any loss is left, or that the run is short beside what the optimizer remembers: half as much again as is
+    that hardly any loss is left, or that the run ends while its first steps still swing: half as much again as is
     forecast must still be better then.
 
     Args:
