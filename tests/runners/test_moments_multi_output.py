@@ -179,6 +179,16 @@ def test_where_noise_makes_most_of_the_loss_it_says_so(noise, is_far):
     assert any("Fluctuations of the weights make" in each for each in found.reasons) == is_far
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_looking_on_the_way_does_not_move_the_end_and_sees_it_right(optimizer):
+    scenario, looks = asked(softmax_problem(), optimizer, 300, 1.0), [0, 1, 2, 3, 7, 40, 77, 150, 151, 299, 300]
+    seen, unseen = forecast(scenario, looks), forecast(scenario, [])
+    assert all(seen.metrics[name][-1] == unseen.metrics[name][-1] for name in unseen.metrics)
+    assert seen.steps.tolist() == looks
+    fine = forecast(scenario, looks, time_steps=300)  # where every one of them ends a time step
+    np.testing.assert_allclose(seen.metrics["loss"], fine.metrics["loss"], rtol=0.006)
+
+
 def test_it_starts_where_training_starts():
     found = forecast(asked(softmax_problem(), OPTIMIZERS[0], 5, 1.0), [0])
     assert found.metrics["loss"][0] == pytest.approx(np.log(M), rel=1e-6)

@@ -142,6 +142,8 @@ class _MultiOutputSolve:
         )
         self.batch_shapes = self._batch_shapes() if self.closure.feels_shape else None
         self.direction, self.halvings = None, 0
+        self.passing: set[int] = set()  # steps to record
+        self.passed: dict[int, Weights] = {}  # the weights there, between time steps
 
     def _batch_shapes(self) -> list[BatchShape | None] | None:
         """Of every output."""
@@ -157,33 +159,40 @@ class _MultiOutputSolve:
         return shapes if any(shapes) else None
 
     def forecast(self, record_at: Sequence[int]) -> Forecast | None:
-        """None where averages have to be followed, and are not."""
+        """In time steps that do not depend on `record_at`, so that looking on the way does not move the end.
+
+        None where averages have to be followed, and are not.
+        """
         affordable = max(6, WEIGHT_STEPS // (self.rows.num_weights * self.num_outputs))
         grid = time_grid(self.num_steps, min(self.settings.time_steps, affordable))
         halvings = halvings_of(self.num_steps) if affordable >= self.settings.time_steps else 0
-        stops = sorted({0, *self.limits.lagging.stops(grid), *record_at})
-        at, recorded, subsample_error = self._start(), {}, 0.0
+        stops = self.limits.lagging.stops(grid)
+        at, recorded, subsample_error, last = self._start(), {}, 0.0, -1
+        self.passing = set(record_at)
         for step, end in zip(stops, [*stops[1:], None], strict=True):
             field = self._field(at)
             beyond = self._out_of_depth(field, at, step)
             if self.closure.averages and self.limits.lagging.should_be_followed(step, self.limits.steepest):
                 return None
-            if step in record_at:
-                metrics = self.metrics.of(at, field.expectations)
-                optimism, subsample_error = self.metrics.subsample_effect(at, field.expectations)
+            for asked in (asked for asked in record_at if last < asked <= step):
+                there = self.passed.pop(asked, at)
+                expectations = field.expectations if there is at else self._expectations(there)
+                metrics = self.metrics.of(there, expectations)
+                optimism, subsample_error = self.metrics.subsample_effect(there, expectations)
                 metrics |= {"loss": metrics["loss"] + optimism}
                 is_loose = self.limits.are_passed_by(
                     metrics["loss"],
-                    step=step,
-                    of_noise=self.metrics.of_noise(at, field.expectations),
-                    together=self.metrics.of_columns_together(at),
+                    step=asked,
+                    of_noise=self.metrics.of_noise(there, expectations),
+                    together=self.metrics.of_columns_together(there),
                 )
-                recorded[step] = metrics, beyond or is_loose
+                recorded[asked] = metrics, beyond or is_loose
             if end is not None and at.is_finite:
                 if not self.limits.lagging.are_followed(step, self.limits.steepest):
                     at = at._replace(averages=None)
                 self.halvings = 0 if beyond else halvings  # what explodes bends at any length
                 at = self._advance(at, field, step, end - step)
+            last = step
         return collected(recorded, subsample_error, self.limits.reasons())
 
     def _start(self) -> Weights:
@@ -206,6 +215,8 @@ class _MultiOutputSolve:
         if half > 1 and at.averages is None and self._is_too_long(field, around, depth):
             middle = self._advance(at, field, step, half, depth=depth + 1)
             return self._advance(middle, self._field(middle), step + half, num_steps - half, depth=depth + 1)
+        for asked in (asked for asked in self.passing if step < asked < step + num_steps):
+            self.passed[asked] = self._frozen(at, around, middle, step, asked - step)
         return self._frozen(at, around, middle, step, num_steps)
 
     def _is_too_long(self, field: _Field, around: _Field, depth: int) -> bool:
@@ -377,8 +388,11 @@ class _MultiOutputSolve:
         root = 1.0 if field.root_felt is None else field.root_felt
         return self.fill * self.rows.mean_of(root * field.expectations.curve(root * self.rows.dot(weights)))
 
+    def _expectations(self, at: Weights) -> OutputExpectations:
+        return self.metrics.expectations(self.rows, at, at.own)
+
     def _field(self, at: Weights) -> _Field:
-        found = self.metrics.expectations(self.rows, at, at.own)
+        found = self._expectations(at)
         mean = self.fill * self.rows.mean_of(found.residual)
         slope = self.fill * self.gauge * found.slope
         jacobian, jacobian_diag = self._jacobian(slope)
