@@ -191,3 +191,26 @@ def test_short_runs_of_dp_adam_are_as_trained(monkeypatch, num_classes, learning
     assert abs(off).max() < 0.02 and abs(of_std).max() < 0.3
     assert not found.extrapolated.any()
     assert abs(by_envelope).max() > off_by_envelope
+
+
+def test_what_is_followed_is_given_up_where_a_swing_is_no_gaussian(monkeypatch):
+    """Four columns around 6, every example clipped: what pushes them all is one of two forces."""
+    rng = np.random.default_rng(SEED_DATA)
+    features = rng.normal(size=(1000, 4))
+    labels = (features @ rng.normal(size=4) * 1.5 + rng.logistic(size=1000) > 0).astype(np.int32)
+    problem = linear_model(Dataset("toy", (features + 6).astype(np.float32), labels, ("no", "yes")))
+    sampler = Poisson.for_batch_size(100, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=2.0, l2_clip_norm=0.3, sampler=sampler)
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=DPAdam(learning_rate=0.025), num_steps=60)
+    seeds = range(SEED_TRAINING, SEED_TRAINING + 400)
+    table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[30])
+    losses = table[(table.metric == "loss") & (table.step == 30)].value
+    found = Moments().forecast(scenario, [30])
+    monkeypatch.setattr(lagging, "MOST_BENT", np.inf)
+    off, off_by_gaussians = (
+        float(each.metrics["loss"][0]) / losses.mean() - 1 for each in (found, Moments().forecast(scenario, [30]))
+    )
+    known = losses.std() / losses.mean() / 20
+    print(f"\n{off:+.3f}, by Gaussians {off_by_gaussians:+.3f}, known to {known:.3f}")
+    assert found.extrapolated[0] and abs(off) < 0.06
+    assert off_by_gaussians < -0.12

@@ -72,11 +72,7 @@ def forecast(
     num_examples = int(scenario.problem.num_examples or 0)
     size = settings.subsample or SMALLEST_SUBSAMPLE
     while True:
-        examples = prepared(min(size, num_examples))
-        found = _LogisticSolve(scenario, examples, settings).forecast(record_at)
-        if found is None:
-            found = _LogisticSolve(scenario, examples, settings, follows_averages=True).forecast(record_at)
-            assert found is not None
+        found = _forecast(scenario, prepared(min(size, num_examples)), settings, record_at)
         lacks = found.subsample_error > ENOUGH  # not where the forecast diverges, and so the error is no number
         if settings.subsample or size >= min(num_examples, LARGEST_SUBSAMPLE) or not lacks:
             return found
@@ -85,19 +81,30 @@ def forecast(
         size = min(LARGEST_SUBSAMPLE, size * 2**doublings)
 
 
+def _forecast(scenario: Scenario, examples: Examples, settings: Any, record_at: Sequence[int]) -> Forecast:
+    """With averages followed where they should be, and can: else they are not."""
+    for follows_averages in (None, True, False):
+        found = _LogisticSolve(scenario, examples, settings, follows_averages=follows_averages).forecast(record_at)
+        if found is not None:
+            return found
+    raise AssertionError("the last of them returns")
+
+
 class _LogisticSolve:
     """The time steps of one scenario.
 
     Args:
-      follows_averages: whether an optimizer's averages are followed step by step until directions have calmed.
+      follows_averages: whether an optimizer's averages are followed step by step until directions have nearly calmed;
+        None: no, unless they should be.
     """
 
-    def __init__(self, scenario: Scenario, examples: Examples, settings: Any, *, follows_averages: bool = False):
+    def __init__(self, scenario: Scenario, examples: Examples, settings: Any, *, follows_averages: bool | None):
         self.optimizer, self.mechanism = scenario.optimizer, scenario.mechanism
         self.learning_rate = np.float64(scenario.optimizer.learning_rate)  # overflows to inf, not to an error
         self.num_steps, self.num_examples = scenario.num_steps, int(scenario.problem.num_examples or 0)
         self.closure: Any = self.optimizer.theory.closure
         self.rows, self.settings = examples.train, settings
+        self.asks = self.closure.averages is not None and follows_averages is None
         self.split = self.rows.split
         width = self.rows.block.shape[1]
         self.direction = np.full(width, 1 / np.sqrt(width))  # in the block, of the largest curvature
@@ -111,7 +118,7 @@ class _LogisticSolve:
                 self.rows.num_weights,
                 self.rows.block.size,
                 width**2,
-                follows_averages,
+                bool(follows_averages),
             ),
             self.rows.num_examples,
             self.num_examples,
@@ -136,11 +143,11 @@ class _LogisticSolve:
     def forecast(self, record_at: Sequence[int]) -> Forecast | None:
         """In time steps that do not depend on `record_at`, so that looking on the way does not move the end.
 
-        None where averages have to be followed, and are not.
+        None where averages should be followed, and are not; or are, and cannot be.
         """
         stops = self.limits.lagging.stops(time_grid(self.num_steps, self.settings.time_steps))
         at = self._start()
-        recorded, last, steepest, largest = {}, -1, 0.0, 0.0
+        recorded, last, steepest, largest, bent = {}, -1, 0.0, 0.0, 0.0
         self.passing = set(record_at)
         with ThreadPoolExecutor(1) as beside:  # a third of the time goes into what is seen on the way: on another core
             seen = self._seen(at)
@@ -148,7 +155,7 @@ class _LogisticSolve:
                 beyond = self._out_of_depth(seen.field, at, step)
                 steepest = max(steepest, self.limits.curvature) if step else 0.0
                 largest = max(largest, self.limits.curvature)
-                if self.closure.averages and self.limits.lagging.should_be_followed(step, largest):
+                if self.asks and self.limits.lagging.should_be_followed(step, largest):
                     return None
                 for asked in (asked for asked in record_at if last < asked <= step):
                     metrics = beside.submit(copy_context().run, self.metrics.of, self.passed.pop(asked, at))
@@ -158,6 +165,10 @@ class _LogisticSolve:
                 if end is not None and is_finite(at):
                     if not self.limits.lagging.are_followed(step, largest):
                         at = at._replace(averages=None)
+                    if at.averages is not None and step < self.limits.lagging.known:
+                        bent += (end - step) * self._bent(seen)
+                    if self.limits.lagging.is_bent(end, bent):
+                        return None
                     halvings = halvings_of(self.num_steps) if at.averages is None else 0
                     at, seen = self._advance(at, seen, step, end - step, halvings=halvings)
                 last = step
@@ -169,6 +180,11 @@ class _LogisticSolve:
                 found[asked] = metrics, beyond or is_off
         reasons = self.limits.reasons(is_finite=is_finite(at), subsample_error=subsample_error)
         return collected(found, subsample_error, reasons)
+
+    def _bent(self, seen: Seen) -> float:
+        at, field = seen
+        share = float(field.spreads.swing.mean() / max((field.spreads.swing + field.spreads.slow).mean(), 1e-300))
+        return self.common.bent(at, share, field.given)
 
     def _advance(self, at: Weights, seen: Seen, step: int, num_steps: int, *, halvings: int) -> tuple[Weights, Seen]:
         """By the exponential midpoint rule: the field half-way, linear in the mean around it. And the end, as seen."""

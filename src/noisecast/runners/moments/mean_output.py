@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from noisecast.runners.moments.examples import Rows
-from noisecast.theory.common_swing import SPACING, Swing, moved_by_spring
+from noisecast.theory.common_swing import GRID, SPACING, Swing, moved_by_spring
 
 EXAMPLES = 400  # whose pulls stand for all
 # In standard deviations half-way: a time step that begins further off, or much narrower, does not fit on the grid, nor
@@ -97,6 +97,20 @@ class MeanOutput:
     def pull(self, along: np.ndarray, residuals: np.ndarray) -> np.ndarray:
         """Mean of q . x_i r_i over the examples chosen; (width,), (m, 71) -> (71,)."""
         return (self.few @ along.astype(np.float32)).astype(np.float64) @ residuals / len(self.few)
+
+    def bent(self, at: Any, swing_share: float, residuals: np.ndarray) -> float:
+        """How far the pull on s is from a spring's: 1 - corr^2 with a Gaussian s, 0.36 where it is one of two.
+
+        Args:
+          swing_share: of the outputs' variance that is the swing's.   residuals: E[r_i | s] - E r_i; (m, 71).
+        Returns: that, times the share.
+        """
+        size, law = self.std(at.covariance), Swing.gaussian()
+        if size < SMALLEST:
+            return 0.0
+        pull = self.pull(self.direction / size, residuals)
+        whole, linear = law.variance_of(pull), law.mean_of(GRID * pull) ** 2
+        return swing_share * max(0.0, 1 - linear / whole) if whole > 0 else 0.0
 
     def carried(
         self, before: Any, middle: Any, mean: np.ndarray, covariance: np.ndarray, num_steps: int, *,
