@@ -58,7 +58,8 @@ class Lagging:
         Args:
           curvature: learning rate times the largest so far.
         """
-        return 0 < step < self.known and 4 * self.lag * curvature > 1
+        known_first = 1 if self.is_followed else 0  # a first direction is no average yet
+        return known_first < step < self.known and 4 * self.lag * curvature > 1
 
     def should_be_followed(self, step: int, curvature: float) -> bool:
         """Whether averages are not, where that pays and weights swing, or the run is short.
