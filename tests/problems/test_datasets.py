@@ -110,7 +110,7 @@ def run_python(code: str) -> str:
         (DENSE, [0, -1, 1], ("a", "b"), "-1"),
         (np.where(DENSE == 3, np.nan, DENSE), [0, 1, 1], ("a", "b"), "row 2 of toy"),
         (sp.csr_array(np.where(DENSE == 3, np.inf, DENSE)), [0, 1, 1], ("a", "b"), "row 2 of toy"),
-        (DENSE * 1e300, [0, 1, 1], ("a", "b"), "finite in float32, got inf in row 1"),
+        (DENSE * 1e300, [0, 1, 1], ("a", "b"), "finite in float32, got inf in row 1 of toy, column 2"),
     ],
 )
 def test_a_bad_dataset_is_refused(features, labels, names, says):

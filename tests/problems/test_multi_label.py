@@ -225,6 +225,11 @@ def test_likelihoods_refuse_labels_of_another_kind():
         linear_model(single, likelihood=LIKELIHOODS["logistic"])
 
 
+def test_what_is_no_dataset_is_named():
+    with pytest.raises(TypeError, match=r"got ndarray. Arrays become one by Dataset\(name, features"):
+        linear_model(np.eye(3), np.array([0, 1, 1]))  # type: ignore[arg-type]
+
+
 # --- Data -------------------------------------------------------------------------------------------------------------
 
 

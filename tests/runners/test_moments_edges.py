@@ -48,6 +48,19 @@ def test_runs_that_leave_every_bound_are_diverged_rows(num_classes, learning_rat
     assert not (table[(table["metric"] == "loss") & (table["step"] > 0)]["status"] == "ok").any()
 
 
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_a_row_too_long_for_single_precision_is_named(num_classes):
+    rows = np.array(ROWS)
+    rows[3, 1] = -1e30
+    why = Moments().why_unsupported(asked(model(num_classes, rows), DPSGD(learning_rate=0.5)))
+    assert why is not None and "feature 2 of" in why and "is -1e+30 in one; scale it down" in why
+
+
+def test_a_diverged_row_says_only_that():
+    found = Moments().forecast(asked(model(2), DPSGD(learning_rate=1e200)), [40])
+    assert not np.isfinite(found.metrics["loss"][-1]) and found.reasons == ("The weights grow without bound.",)
+
+
 @pytest.mark.parametrize("case", [{"degrees_of_freedom": 1.0}, {"l2_clip_norm": 1e18, "noise_multiplier": 1e-9}])
 def test_quadratics_that_leave_every_bound_too(case):
     problem = quadratic(np.ones(3), 1.0, example_noise_std=0.1, **{k: v for k, v in case.items() if k[0] == "d"})

@@ -322,7 +322,7 @@ def linear_model(train: Dataset, test: Dataset | None = None, *, likelihood: Lik
       train, test: data with the same features and label names.
       likelihood: MULTI_LABEL_MEAN for sets of labels, or SOFTMAX for two classes, instead of what the data asks for.
 
-    Raises: ValueError where the likelihood cannot take the labels.
+    Raises: TypeError for data that is no `Dataset`; ValueError where the likelihood cannot take the labels.
 
     >>> from noisecast.problems.datasets import Dataset
     >>> data = Dataset("toy", np.eye(3), np.array([[0, 1], [1, -1], [-1, -1]]), ("php", "sql"))
@@ -330,6 +330,12 @@ def linear_model(train: Dataset, test: Dataset | None = None, *, likelihood: Lik
     >>> problem.name, problem.num_outputs, float(problem.evaluate(problem.initial_params(), 1.0)["loss"])
     ('multi-label on toy', 2, 1.386...)
     """
+    for data in (train, test):
+        if data is not None and not isinstance(data, Dataset):
+            raise TypeError(
+                f"Expected a noisecast.problems.datasets.Dataset, got {type(data).__name__}. Arrays become one by "
+                "Dataset(name, features, labels, label_names); what load_file returns is linear_model(*loaded)."
+            )
     likelihood = likelihood or _usual_likelihood(train)
     _check_labels(likelihood, train, test)
     num_outputs = likelihood.num_outputs(train.num_classes)

@@ -133,8 +133,13 @@ def _canonical(labels: np.ndarray) -> np.ndarray:
     return np.where(padded == none, -1, padded).astype(np.int32)
 
 
-def as_float32(features: Any, source: str = "the features") -> Features:
-    """Features as float32, sparse ones as a canonical CSR array; DataError names the row of one not finite.
+def as_float32(features: Any, source: str = "the features", columns: Sequence[str] | None = None) -> Features:
+    """Features as float32, sparse ones as a canonical CSR array.
+
+    Args:
+      source, columns: what messages call the features and their columns.
+
+    Raises: DataError names the place of a value that is not finite.
 
     >>> as_float32([[1, 2]])
     array([[1., 2.]], dtype=float32)
@@ -150,16 +155,24 @@ def as_float32(features: Any, source: str = "the features") -> Features:
         else:
             features = np.asarray(features, dtype=np.float32)
             values = features
-    # The sum of finite numbers rarely overflows, and then costs one more look.
-    if not np.isfinite(values.sum(dtype=np.float64)) and not (finite := np.isfinite(values)).all():
-        bad = np.argwhere(~finite)[0]
-        indptr = getattr(features, "indptr", None)
-        row = bad[0] if indptr is None else np.searchsorted(indptr, bad[0], side="right") - 1
-        raise DataError(
-            f"Expected values finite in float32, got {values[tuple(bad)]} in row {row + 1} of {source}; "
-            "mend or drop that row."
-        )
+    _check_values(values, features, source, columns)
     return features
+
+
+def _check_values(values: np.ndarray, features: Features, source: str, columns: Sequence[str] | None) -> None:
+    # The sum of finite numbers rarely overflows, and then costs one more look.
+    if np.isfinite(values.sum(dtype=np.float64)) or (finite := np.isfinite(values)).all():
+        return
+    bad = np.argwhere(~finite)[0]
+    if sp.issparse(features):
+        row, column = np.searchsorted(features.indptr, bad[0], side="right") - 1, features.indices[bad[0]]
+    else:
+        row, column = bad[0], bad[-1]
+    name = repr(columns[column]) if columns else column + 1
+    raise DataError(
+        f"Expected values finite in float32, got {values[tuple(bad)]} in row {row + 1} of {source}, column {name}; "
+        "mend or drop that row."
+    )
 
 
 def _check_indices(features: Any, source: str) -> None:

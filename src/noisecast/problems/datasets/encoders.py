@@ -152,7 +152,7 @@ class TabularEncoder(BaseEncoder):
                     low, high = self.lower[j], self.upper[j]
                     values = 2 * (np.clip(values, low, high) - low) / (high - low) - 1
                 matrix[:, j] = values
-        return np.asarray(as_float32(matrix, source))
+        return np.asarray(as_float32(matrix, source, self.columns))
 
 
 def _one_hot(frame: pd.DataFrame, column: str, values: Sequence[str], source: str) -> sp.csr_array:

@@ -25,6 +25,7 @@ from noisecast.runners.moments.parted_rows import (
 
 # Test examples, above which some stand for all: at most, and as a multiple of the training examples that do.
 LARGEST_TEST, TEST_SHARE = 50_000, 4
+LONGEST = 1e17  # a row: powers of its features must be numbers in single precision
 ALL_TAKEN = 200  # columns beside the block that do much together, and all go into it: no more than directions would
 MOST_IN_PAIRS = 1_000  # rows that say how far columns move together
 COLUMNS_AT_ONCE, ROWS_AT_ONCE = 75, 1_000  # of the block
@@ -169,6 +170,20 @@ class Examples(NamedTuple):
             seen, _ = subsample_of(problem.test, min(LARGEST_TEST, TEST_SHARE * size))
             test = _split(matrix_of(problem.test, seen), problem.test, seen, order, train.joint)
         return cls(train, test, held_out, 1 - len(chosen) / problem.num_examples)
+
+
+def why_too_long(problem: Any) -> str | None:
+    """None, or one sentence: a row of the `LinearModel` is too long for a forecast."""
+    for part in (problem.train, problem.test):
+        row = int(np.argmax(part.rows.squared_norms)) if part is not None else 0
+        if part is not None and not part.rows.squared_norms[row] <= LONGEST**2:
+            values = scipy.sparse.csr_array(matrix_of(part, np.array([row]))).toarray().ravel()
+            column = int(np.argmax(abs(values)))
+            return (
+                f"The forecast knows rows up to a length of {LONGEST:g}, and feature {column + 1} of {problem.name} is "
+                f"{values[column]:.3g} in one; scale it down."
+            )
+    return None
 
 
 def subsample_of(data: Labelled, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,8 @@ MOST_BENT = 0.4
 # rows times columns with a full covariance, and covariances have so few; or else in runs of hardly more steps, of so
 # many weights at most.
 FEW_NUMBERS, FEW_COVARIANCES, MOST_WEIGHTS = 1_000_000, 45_000, 200_000
+# Of so few following is nearly free, and done though nothing swings: the spread of a loss came out 1.5 times too large.
+HARDLY_ANY_COVARIANCES = 10_000
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,14 @@ class Lagging:
         return known_first < step < self.known and 4 * self.lag * curvature > 1
 
     def should_be_followed(self, step: int, curvature: float) -> bool:
-        """Whether averages are not, where that pays and weights swing, or the run is short.
+        """Whether averages are not, where that pays and weights swing, or the run is short, or it costs nothing.
 
         Args:
           curvature: learning rate times the largest so far, the first step included.
         """
         is_short = self.num_steps < SHORTEST_RUN * self.lag
-        asked = is_short or (step < self.calm and 4 * self.lag * curvature > 1)
+        swings = step < self.calm and 4 * self.lag * curvature > 1
+        asked = is_short or swings or self.num_covariances <= HARDLY_ANY_COVARIANCES
         pays = self.num_numbers <= FEW_NUMBERS and self.num_covariances <= FEW_COVARIANCES
         pays = pays or (self.num_steps < self.calm and self.num_weights <= MOST_WEIGHTS)
         return pays and asked and not self.is_followed and self.are_followed(step, curvature)

@@ -16,7 +16,7 @@ import numpy as np
 
 from noisecast.problems.linear import LOGISTIC, LinearModel
 from noisecast.runners.moments.averaged_steps import Followed, Frozen, followed, no_averages
-from noisecast.runners.moments.examples import Examples
+from noisecast.runners.moments.examples import Examples, why_too_long
 from noisecast.runners.moments.forecast import Forecast, collected, time_grid
 from noisecast.runners.moments.lagging import Lagging
 from noisecast.runners.moments.logistic_field import Change, Directions, Field, Fields, Given, Seen
@@ -58,7 +58,7 @@ def handles(problem: Any) -> bool:
 
 
 def why_unsupported(scenario: Scenario) -> str | None:
-    return None
+    return why_too_long(scenario.problem)
 
 
 def prepare(problem: LinearModel, settings: Any) -> Callable[[int], Examples]:

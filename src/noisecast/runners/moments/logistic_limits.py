@@ -17,6 +17,7 @@ LARGEST_LASTING_STEP = 1.2  # the same of all coordinates together: where it is 
 LEAST_SHARE = 0.85  # of curvature with which examples hold the weights: with less they fit each other's noise
 LEAST_THROWN_SHARE, THROWN = 0.9, 1.0  # the same, of logits that a step moves by so much
 LARGEST_LASTING_MOVE = 1.5  # of the logits by a step later on, on average: no path is made of such steps
+LARGEST_KNOWN_MOVE = 10  # the same: within several per cent until then, and up to a third off beyond
 WIDEST_SPREAD = 0.43  # of the loss, from run to run: beyond it no one Gaussian holds all runs
 WIDEST_HIGH_SPREAD, HIGH = 0.2, 2.0  # the same where the loss is so many times that of the start
 # Of the loss, what columns make together of which the closure does not know. Where words leave their group a quarter
@@ -121,12 +122,13 @@ class Limits:
         Args:
           is_finite: whether the weights are, at the end.   subsample_error: of the loss, relative.
         """
-        return [sentence for holds, sentence in self._sentences(is_finite, subsample_error) if holds]
+        if not is_finite:
+            return ["The weights grow without bound."]
+        return [sentence for holds, sentence in self._sentences(subsample_error) if holds]
 
-    def _sentences(self, is_finite: bool, subsample_error: float) -> list[tuple[bool, str]]:
+    def _sentences(self, subsample_error: float) -> list[tuple[bool, str]]:
         largest, lasting = max(self.steepest, self.curvature), self.move > LARGEST_LASTING_MOVE
         return [
-            (not is_finite, "The weights grow without bound."),
             (
                 self.steepest > LARGEST_STEP * self._reach or self.curvature > LARGEST_LASTING_STEP * self._reach,
                 f"Steps overshoot: learning rate times curvature reaches {largest:.2g}, and {2 * self._reach:.2g} "
@@ -145,7 +147,7 @@ class Limits:
             (
                 lasting,
                 f"Every step moves the logits by {self.move:.2g} by chance: their law is made of jumps, and the loss "
-                "may be off by several per cent.",
+                f"may be off by {'tens of' if self.move > LARGEST_KNOWN_MOVE else 'several'} per cent.",
             ),
             (
                 self.is_of_few and not lasting,
@@ -166,8 +168,9 @@ class Limits:
             ),
             (
                 self.together > TOGETHER,
-                "Columns without a full covariance often come together and are taken for independent: the loss may be "
-                f"as much as {self.together / 2:.0%} too high. Use more full_covariance_features, or fewer columns.",
+                "Columns without a full covariance often come together and are taken for independent: by that alone "
+                f"the loss may be as much as {self.together / 2:.0%} too high. Use more full_covariance_features, or "
+                "fewer columns.",
             ),
             (
                 self.skewed > SKEWED,

@@ -13,6 +13,7 @@ import numpy as np
 from noisecast.problems.linear import LinearModel
 from noisecast.runners.moments.averaged_steps import Followed, Frozen, followed, no_averages
 from noisecast.runners.moments.batch_shape import BatchShape
+from noisecast.runners.moments.examples import why_too_long
 from noisecast.runners.moments.forecast import Forecast, collected, time_grid
 from noisecast.runners.moments.lagging import Lagging
 from noisecast.runners.moments.multi_output_limits import Limits
@@ -47,7 +48,7 @@ def handles(problem: Any) -> bool:
 
 
 def why_unsupported(scenario: Scenario) -> str | None:
-    return None
+    return why_too_long(scenario.problem)
 
 
 def prepare(problem: LinearModel, settings: Any) -> OutputExamples:
