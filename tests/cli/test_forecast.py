@@ -212,8 +212,10 @@ def test_training_goes_on_until_the_mean_is_known(run, monkeypatch):
     root = RandomRoot.from_insecure_seed(20261128)
     monkeypatch.setattr(RandomRoot, "from_os_entropy", lambda: root)
     asked = ("accuracy", "--json", "--seeds", "4", "--standard-error")
-    few = {cell["num_seeds"] for cell in run(*asked, "0.9")["cells"]}
-    cells = run(*asked, "0.005", "--most-seeds", "100")["cells"]
+    enough, found = run(*asked, "0.9"), run(*asked, "0.005", "--most-seeds", "100")
+    few, cells = {cell["num_seeds"] for cell in enough["cells"]}, found["cells"]
+    lack = sum(cell["trained_sem"] > 0.005 * cell["trained_mean"] for cell in cells)
+    assert enough["not_known"] is None and f"{lack} of {len(cells)} means are known less" in found["not_known"]
     assert few == {4} and {cell["num_seeds"] for cell in cells} <= {4, 8, 16, 32, 64, 100}
     assert max(cell["num_seeds"] for cell in cells) > 4
     for cell in cells:

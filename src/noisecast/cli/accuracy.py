@@ -1,7 +1,7 @@
 """`noisecast accuracy`: the forecast against training, over the grid of a scenario file."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +12,16 @@ from scipy.special import bdtrc, ndtr, stdtr
 
 from noisecast.cli.answer import changing_rates, schedules_of
 from noisecast.cli.forecast import FullCovarianceFeatures, Subsample, TimeSteps, able_and_refused, moments_with
+from noisecast.cli.known_means import trained_on, what_is_not_known
 from noisecast.cli.output import TABLE_STYLE, Json, print_json, print_whole, to_reader, warn, whole_number
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.figures import accuracy_picture, save
 from noisecast.files import written_whole
 from noisecast.printed import number
-from noisecast.privacy.noise import RandomRoot
 from noisecast.runners import Training
 from noisecast.runners import answer as ask
-from noisecast.scenario import Scenario, warnings_of
+from noisecast.scenario import warnings_of
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import EXTRAPOLATED, METRICS, OK, write_table
 
@@ -31,7 +31,6 @@ FOR_STUDY = (
     "all of them together spend more than is accounted. Losses are non-private."
 )
 COMPARED = ("loss", "test_loss")
-MORE_SEEDS = 2**20  # their numbers: none of the first round
 MOST_SEEDS = 400
 
 
@@ -97,8 +96,10 @@ def accuracy(
     measured = [metric for metric in COMPARED if metric in set(table["metric"])]
     summaries = {metric: summary(accuracy_picture.data(table, metric)) for metric in measured}
     cells = accuracy_picture.last_steps(frame)
+    not_known = what_is_not_known(cells, standard_error) if standard_error is not None else None
     if json:
         content = {"cells": cells.to_dict("records"), "summary": summaries, "refusals": refused, "note": FOR_STUDY}
+        content["not_known"] = not_known
         content["schedules"] = schedules_of(able)
         content["reasons"] = WHY_EXTRAPOLATED.format(scenario) if EXTRAPOLATED in set(cells["status"]) else None
         print_json({**content, "output": output and str(output), "figure": figure and str(figure)})
@@ -108,6 +109,8 @@ def accuracy(
     console.print(_summary_shown(summaries))
     for sentence in what_may_be_chance(summaries["loss"]):
         console.print(sentence)
+    if not_known is not None:
+        console.print(not_known)
     if EXTRAPOLATED in set(cells["status"]):
         console.print(WHY_EXTRAPOLATED.format(scenario), soft_wrap=True)
     console.print(FOR_STUDY)
@@ -125,39 +128,6 @@ def _check_standard_error(share: float, most: int, count: int, insecure: Sequenc
         raise ValueError(f"Expected --most-seeds of at least the {count} seeds of every cell, got {most}.")
     if insecure:
         raise ValueError("Expected --seeds with --standard-error: the file's insecure_seeds are as many as they are.")
-
-
-def trained_on(
-    scenarios: Sequence[Scenario],
-    table: pd.DataFrame,
-    share: float,
-    num_seeds: int,
-    most_seeds: int,
-    record_at: Sequence[int],
-    progress: Callable[[float], None],
-) -> Iterator[pd.DataFrame]:
-    """The table after each further round, for cells whose mean last loss is known less well than to `share`.
-
-    Each round doubles the seeds of the cells that lack some. A cell in which a run diverged has no mean, and is left.
-    """
-    root, trained = RandomRoot.from_os_entropy(), num_seeds
-    while trained < most_seeds:
-        cells = _last_cells(table)
-        is_known = (cells["trained_sem"] <= share * cells["trained_mean"].abs()) | (cells["num_diverged"] > 0)
-        lacking = [scenario for scenario in scenarios if not is_known[scenario.id]]
-        if not lacking:
-            break
-        repeats = list(range(MORE_SEEDS + trained, MORE_SEEDS + min(2 * trained, most_seeds)))
-        known = 1 - len(lacking) / len(scenarios)
-        more = Training().answer(
-            lacking, repeats=repeats, root=root, record_at=record_at, progress=lambda _, known=known: progress(known)
-        )
-        table, trained = pd.concat([table, more], ignore_index=True), trained + len(repeats)
-        yield table
-
-
-def _last_cells(table: pd.DataFrame) -> Any:
-    return accuracy_picture.last_steps(accuracy_picture.data(table)).set_index("scenario")
 
 
 def summary(frame: pd.DataFrame) -> dict[str, Any]:
