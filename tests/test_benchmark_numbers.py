@@ -180,8 +180,9 @@ def test_a_named_setting_is_compared_with_the_best_of_its_sweep(small_task, tmp_
     monkeypatch.setattr(forecast_trained, "RATES", {kind: (1e-4, 0.1) for kind in forecast_trained.RATES})
     monkeypatch.setattr(forecast_trained, "CLIPS", (0.5,))
     monkeypatch.setattr(forecast_trained, "NOISE_MULTIPLIERS", (1.0,))
-    table = forecast_trained.regrets(*small_task, tmp_path, sweep_seeds=16, named_seeds=64)
+    table = forecast_trained.regrets(*small_task, tmp_path, 16, 64, 128)
     assert list(table["learning_rate_best"]) == [0.1] * 2  # and not the rate with which nothing is learnt
+    assert set(table["num_seeds"]) | set(table["num_seeds_best"]) <= {64, 128}
     np.testing.assert_allclose(table["regret"], table["value"] / table["value_best"] - 1)
     gaps = abs(table["forecast"] / table["value"] - 1)
     assert (gaps < 4 * table["standard_error"] / table["value"] + 0.03).all()
