@@ -229,6 +229,7 @@ def test_looking_on_the_way_does_not_move_the_end_and_sees_it_right(optimizer):
 def test_time_steps_have_converged(optimizer, monkeypatch):
     fine = final_loss(Moments(time_steps=300), optimizer=optimizer)
     assert final_loss(Moments(), optimizer=optimizer) == pytest.approx(fine, rel=3e-3)
+    monkeypatch.setattr(logistic, "is_nearly_free", lambda *_: False)
     assert final_loss(Moments(time_steps=1), optimizer=optimizer) == pytest.approx(fine, rel=3e-3)  # by halving it
     monkeypatch.setattr(logistic, "halvings_of", lambda num_steps: 0)
     assert final_loss(Moments(time_steps=1), optimizer=optimizer) != pytest.approx(fine, rel=3e-3)
@@ -419,7 +420,7 @@ def logistic_settings(**changed) -> Scenario:
         ({"num_steps": 20, "optimizer": DPAdam(learning_rate=0.3)}, "swing past"),
         ({"l2_clip_norm": 1e-9}, "below the resolution"),
         ({"optimizer": DPAdam(learning_rate=1e3)}, "first step alone"),
-        ({"optimizer": DPSGD(learning_rate=1e300)}, "overshoot"),
+        ({"optimizer": DPSGD(learning_rate=1e300)}, "without bound"),
     ],
 )
 def test_where_a_forecast_is_out_of_its_depth_it_says_why(changed, words):

@@ -8,8 +8,6 @@ import numpy as np
 from noisecast.runners.moments.parted_rows import PartedRows, gain_in_block
 from noisecast.theory.adam_averages import AveragedSteps, Averages, Fluctuations
 
-GROWTH = 0.1  # of the step so far: as many steps in one field
-
 
 class Followed(NamedTuple):
     """Weights and averages. Vectors are (d,), or (d, m) of m outputs, whose block comes first: (m, W, W).
@@ -46,18 +44,6 @@ def no_averages(mean: np.ndarray, covariance: np.ndarray, variances: np.ndarray)
     """At the start of such weights."""
     nothing = np.zeros_like(mean)
     return Averages(nothing, nothing, Fluctuations.none(*covariance.shape), Fluctuations.none(*variances.shape))
-
-
-def first_stops(end: int) -> list[int]:
-    """0, 1, 2, ..., later ever fewer, to the end.
-
-    >>> first_stops(33)
-    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 22, 24, 26, 28, 30, 33]
-    """
-    stops = [0]
-    while stops[-1] < end:
-        stops.append(min(end, stops[-1] + max(1, int(GROWTH * stops[-1]))))
-    return stops
 
 
 def followed(

@@ -69,13 +69,3 @@ def collected(
 def _within_single(values: Sequence[float]) -> np.ndarray:
     found = np.array(values, np.float64)
     return np.where(np.abs(found) > np.finfo(np.float32).max, np.inf, found)
-
-
-def time_grid(num_steps: int, time_steps: int) -> list[int]:
-    """T (k/n)^2.5: the loss falls early, but variances grow to the end, where a geometric grid is too coarse.
-
-    >>> time_grid(3000, 4)
-    [94, 530, 1461, 3000]
-    """
-    shares = (np.arange(1, time_steps + 1) / time_steps) ** 2.5
-    return sorted(set(np.rint(num_steps * shares).astype(int).clip(1).tolist()))

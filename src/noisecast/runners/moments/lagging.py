@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from noisecast.runners.moments.averaged_steps import first_stops
 from noisecast.runners.moments.forecast import Rough
+from noisecast.runners.moments.time_steps import FEW_NUMBERS, is_nearly_free, with_first
 from noisecast.theory.frozen_steps import largest_stable_step
 
 # Times the lag of directions behind gradients: runs that are short, steps that are followed, steps until swings calm.
@@ -15,9 +15,8 @@ MOST_BENT = 0.4
 # Followed one by one, the first steps may take as long as all others. They are where a field reads so few numbers, of
 # rows times columns with a full covariance, and covariances have so few; or else in runs of hardly more steps, of so
 # many weights at most.
-FEW_NUMBERS, FEW_COVARIANCES, MOST_WEIGHTS = 1_000_000, 45_000, 200_000
-# Of so few following is nearly free, and done though nothing swings: the spread of a loss came out 1.5 times too large.
-HARDLY_ANY_COVARIANCES = 10_000
+FEW_COVARIANCES, MOST_WEIGHTS = 45_000, 200_000
+GROWTH = 0.1  # of the step so far: as many steps in one field
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Lagging:
         """
         is_short = self.num_steps < SHORTEST_RUN * self.lag
         swings = step < self.calm and 4 * self.lag * curvature > 1
-        asked = is_short or swings or self.num_covariances <= HARDLY_ANY_COVARIANCES
+        asked = is_short or swings or is_nearly_free(self.num_numbers, self.num_covariances)
         pays = self.num_numbers <= FEW_NUMBERS and self.num_covariances <= FEW_COVARIANCES
         pays = pays or (self.num_steps < self.calm and self.num_weights <= MOST_WEIGHTS)
         return pays and asked and not self.is_followed and self.are_followed(step, curvature)
@@ -91,8 +90,7 @@ class Lagging:
 
     def stops(self, grid: list[int]) -> list[int]:
         """The grid of time steps from 0 on, the first of them as short as what is followed asks for."""
-        first = first_stops(min(self.num_steps, self._last)) if self.is_followed else [0]
-        return first + [stop for stop in grid if stop > first[-1]]
+        return with_first(grid, self._last if self.is_followed else 0, GROWTH)
 
     def of_swings(self) -> str:
         return Rough(

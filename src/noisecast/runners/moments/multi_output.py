@@ -14,12 +14,13 @@ from noisecast.problems.linear import LinearModel
 from noisecast.runners.moments.averaged_steps import Followed, Frozen, followed, no_averages
 from noisecast.runners.moments.batch_shape import BatchShape
 from noisecast.runners.moments.examples import why_too_long
-from noisecast.runners.moments.forecast import Forecast, collected, time_grid
+from noisecast.runners.moments.forecast import Forecast, collected
 from noisecast.runners.moments.lagging import Lagging
 from noisecast.runners.moments.multi_output_limits import Limits
 from noisecast.runners.moments.output_examples import LAWS, OutputExamples
 from noisecast.runners.moments.output_weights import OutputMetrics, Weights
 from noisecast.runners.moments.parted_rows import direction_covariance, gain_in_block
+from noisecast.runners.moments.time_steps import time_grid
 from noisecast.scenario import Scenario
 from noisecast.theory.adam_averages import Averages
 from noisecast.theory.closures import GradientLaw, Response, chord, sign_response
