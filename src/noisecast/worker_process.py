@@ -53,6 +53,8 @@ class WorkerProcess:
     def ask(self, question: Any) -> Any:
         """Its answer. Raises: EOFError or OSError when it was killed."""
         assert self._process.stdin is not None and self._process.stdout is not None
+        if self._process.stdin.closed:
+            raise EOFError
         if self.first is not None:
             _send_bytes(self._process.stdin, self.first)
             self.first = None
