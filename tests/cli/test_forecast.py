@@ -229,6 +229,12 @@ def test_runs_that_diverge_are_counted(run):
     assert "3/3 diverged" in run("accuracy", text=text)
 
 
+@pytest.mark.parametrize("said, expected", [("", 8), ("num_seeds = 1\n", 8), ("num_seeds = 5\n", 5)])
+def test_a_file_that_says_nothing_of_seeds_is_trained_with_several(run, said, expected):
+    cells = run("accuracy", "--json", text=said + SCENARIO.replace("num_seeds = 3\n", ""))["cells"]
+    assert {cell["num_seeds"] for cell in cells} == {expected}
+
+
 @pytest.mark.parametrize(
     "arguments, sentence",
     [

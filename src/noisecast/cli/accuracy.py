@@ -31,7 +31,7 @@ FOR_STUDY = (
     "all of them together spend more than is accounted. Losses are non-private."
 )
 COMPARED = ("loss", "test_loss")
-MOST_SEEDS = 400
+NUM_SEEDS, MOST_SEEDS = 8, 400
 
 
 def accuracy(
@@ -40,7 +40,7 @@ def accuracy(
     *,
     seeds: Annotated[
         int | None,
-        Parameter(converter=whole_number, help="Training runs of each cell, >= 2. Default: as the file says."),
+        Parameter(converter=whole_number, help="Training runs of each cell, >= 2. Default: as the file says, or 8."),
     ] = None,
     standard_error: Annotated[
         float | None,
@@ -66,9 +66,7 @@ def accuracy(
     question = read_scenario_file(scenario)
     able, refused = able_and_refused(question, moments)
     insecure = question.insecure_seeds if seeds is None else None
-    count = len(insecure) if insecure else seeds if seeds is not None else question.num_seeds
-    if count < 2:
-        raise ValueError(f"Expected two or more seeds, for a standard error, got {count}; give --seeds.")
+    count = _num_seeds(seeds, question.num_seeds, insecure)
     most = MOST_SEEDS if most_seeds is None else most_seeds
     if standard_error is not None:
         _check_standard_error(standard_error, most, count, insecure)
@@ -119,6 +117,14 @@ def accuracy(
     for path in (output, figure):
         if path is not None:
             console.print(f"Written: {path}", soft_wrap=True)
+
+
+def _num_seeds(asked: int | None, in_file: int, insecure: Sequence[int] | None) -> int:
+    """Of each cell: those asked for, or the file's, or `NUM_SEEDS` where it says nothing of several."""
+    count = len(insecure) if insecure else (NUM_SEEDS if in_file == 1 else in_file) if asked is None else asked
+    if count < 2:
+        raise ValueError(f"Expected two or more seeds, for a standard error, got {count}; give --seeds.")
+    return count
 
 
 def _check_standard_error(share: float, most: int, count: int, insecure: Sequence[int] | None) -> None:
