@@ -25,7 +25,7 @@ from noisecast.theory.frozen_steps import (
 from noisecast.theory.logistic_moments import clipped_expectations, logistic_expectations
 from noisecast.theory.loss_spread import hermite_coefficients, linear_covariance, mean_loss_std, std_of_mean
 from noisecast.theory.low_dimension import low_dimension_clipping_expectations
-from noisecast.theory.output_law import GaussianLaw
+from noisecast.theory.output_law import GaussianLaw, SkewLaw
 from noisecast.theory.quadratic_moments import InjectedNoise, recursion_of
 
 SIGN = recursion_of(SIGN_CLOSURE)
@@ -367,12 +367,33 @@ def test_expected_norm_of_a_gaussian():
     assert expected_norm(9.0, 18.0) == pytest.approx(stats.chi(9).mean(), rel=1e-12)
 
 
+def test_the_spread_of_skew_outputs_is_that_of_drawn_ones():
+    """Their tail lies away from the wall at 0: losses of Gaussian ones, that go through it, differ twice as much."""
+    rng = np.random.default_rng(710_001)
+    rows, root = rng.normal(size=(40, 3)) + 2.0, np.eye(3) * 0.7
+    mean, covariance = np.full(40, 4.0), rows @ root @ root.T @ rows.T
+    std, gamma = np.sqrt(np.diag(covariance)), np.full(40, 0.13)
+    laws = SkewLaw(GaussianLaw(mean, std**2), gamma), GaussianLaw(mean, std**2)
+    behind = rng.normal(size=(100_000, 3)) @ root.T @ rows.T / std
+    outputs = laws[0].mean + laws[0].std / laws[0].width * (behind + gamma * (behind**2 - 1))
+    losses = np.logaddexp(0.0, -outputs)
+    drawn, own = losses.mean(axis=1).std(), float(losses.var(axis=0).mean())
+
+    def found(law) -> float:
+        coefficients = hermite_coefficients(lambda x: np.logaddexp(0.0, -law.at(x)), order=6)
+        return mean_loss_std(coefficients, covariance, std, own, len(mean))
+
+    print([round(found(law) / drawn, 3) for law in laws])
+    assert found(laws[0]) == pytest.approx(drawn, rel=0.02)
+    assert found(laws[1]) > 1.2 * drawn
+
+
 def test_the_spread_of_the_mean_loss_is_that_of_drawn_weights():
     rng = np.random.default_rng(690_001)
     rows, root = rng.normal(size=(40, 6)), rng.normal(size=(6, 6)) / 2
     mean, covariance = rows @ rng.normal(size=6), rows @ root @ root.T @ rows.T
     std = np.sqrt(np.diag(covariance))
-    coefficients = hermite_coefficients(lambda z: np.logaddexp(0.0, z), mean, std)
+    coefficients = hermite_coefficients(lambda x: np.logaddexp(0.0, mean[:, None] + std[:, None] * x))
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     losses = np.logaddexp(0.0, mean[:, None] + std[:, None] * nodes)
     own = float(np.cov(losses, aweights=weights, ddof=0).diagonal().mean())

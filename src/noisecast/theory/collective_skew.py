@@ -33,10 +33,10 @@ import numpy as np
 from noisecast.theory.output_law import SMALLEST_STD
 
 Array = Any
-TIMES = 8  # back from now, at which what examples do to each other is read
+TIMES = 6  # back from now, at which what examples do to each other is read
 LEAST_SKEW = 0.05  # of an output, on average: less is not told from none
 PROBED = 100  # examples, by which it is told whether there is any
-ROWS_AT_ONCE = 1_000  # that are asked what pushes them: there are thousands of pushes
+ROWS_AT_ONCE = 200  # that are asked what pushes them: there are thousands of pushes, and the cache holds so many
 LARGEST = 0.15  # gamma: beyond it a density would fall below nothing close to the middle
 
 
@@ -199,6 +199,16 @@ class CollectiveSkew(NamedTuple):
         few = of_pair.reshape(m, -1) @ of_each + alone
         return cls(covariance, answer, of_each, few, alone / np.maximum(std, SMALLEST_STD) ** 3)
 
+    def on_the_way_from(self, other: "CollectiveSkew", share: float) -> "CollectiveSkew":
+        """As this, and of a size between the other's, with share 0, and its own, with 1.
+
+        Args:
+          other: of the same examples.   share: in [0, 1].
+        """
+        own = float(np.abs(self.few).sum())
+        size = share + (1 - share) * float(np.abs(other.few).sum()) / own if own > 0 else 1.0
+        return self._replace(weights=size * self.weights, few=size * self.few, own=size * self.own)
+
     def gamma(self, rows: Array, std: Array) -> Array:
         """gamma_i of rows that push nothing, where there is any.
 
@@ -206,10 +216,10 @@ class CollectiveSkew(NamedTuple):
           rows: x_i; (n, k).   std: of the outputs; (n,).
         Returns: (n,).
         """
-        third = np.empty(len(rows))
+        third, weights = np.empty(len(rows)), self.weights.astype(np.float32)
         for first in range(0, len(rows), ROWS_AT_ONCE):
             part = slice(first, first + ROWS_AT_ONCE)
-            third[part] = _of_pushes(rows[part], self.covariance, self.answer) @ self.weights
+            third[part] = _of_pushes(rows[part], self.covariance, self.answer) @ weights
         return _gamma(third, std)
 
     def gamma_of_few(self, std: Array) -> Array:

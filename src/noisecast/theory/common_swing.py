@@ -67,7 +67,8 @@ class Swing(NamedTuple):
           correlations: b_i, of an example's output and s; (n,) in [-1, 1].
         Returns: (4, n).
         """
-        return self.coefficients[:, None] * correlations ** np.array(ORDERS)[:, None]
+        powers = np.cumprod(np.broadcast_to(correlations, (ORDERS[-1], len(correlations))), axis=0)
+        return self.coefficients[:, None] * powers[ORDERS[0] - 1 :]
 
     def mean_of(self, values: Array) -> Array:
         """E f(s) of the values f on `GRID`; (..., 71) -> (...).

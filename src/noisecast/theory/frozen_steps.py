@@ -13,6 +13,7 @@ SATURATED = 1.95  # the most that learning rate times curvature can be where a f
 OVERSHOOTING = 1.5
 # Of a time step, where a run is not long: after one too long weights overshoot, and then hardly move again.
 HALVINGS = 3
+SWING_BACK, SMALLEST_SWING = 0.3, 0.01  # of a swing, and of variances themselves: less dies away by itself
 LARGEST_DRIFT = 0.5  # of a variance, in one time step
 SMALLEST_GAIN = 1e-8  # relative to the largest: below it a saturated sign no longer moves with its gradient
 
@@ -252,6 +253,30 @@ def bend(before: Array, after: Array) -> float:
     0.2
     """
     return float(np.abs(after - before).sum() / max(before.sum(), after.sum(), 1e-30))
+
+
+def way_to_rest(before: Array, halfway: Array, after: Array) -> float:
+    """The share of the way from before to half-way at which variances s come to rest.
+
+    Frozen steps that are so many that they forget where they began lead to an s = F(s') of the slopes that s' has.
+    Outputs that are far on the right side and wide meet a wall: the wider they are the steeper, F falls, and by F' < -1
+    s swings ever wider from step to step. With d = halfway - before and d' = after - halfway of those that swing back,
+    F' is about d.d'/d.d, and s rests at before + d/(1 - F') (Aitken).
+
+    Args:
+      before, halfway, after: variances; (n,) >= 0.
+    Returns: 1/(1 - F'); 1 where they do not swing back by more than `SWING_BACK` of d, or d is small.
+
+    >>> way_to_rest(np.array([4.0, 1.0]), np.array([1.0, 2.0]), np.array([4.0, 3.0]))
+    0.5
+    >>> way_to_rest(np.array([1.0]), np.array([2.0]), np.array([3.0]))
+    1.0
+    """
+    first, then = halfway - before, after - halfway
+    swings = first * then < 0
+    squared = float(first[swings] @ first[swings])
+    back = float(first[swings] @ then[swings]) / max(squared, 1e-300)
+    return 1 / (1 - back) if back < -SWING_BACK and squared > SMALLEST_SWING**2 * float(halfway @ halfway) else 1.0
 
 
 def power_iteration(operator: Callable[[Array], Array], direction: Array, num_powers: int) -> tuple[float, Array]:

@@ -9,22 +9,21 @@ import numpy as np
 Array = Any
 
 
-def hermite_coefficients(loss: Callable[[Array], Array], mean: Array, std: Array, *, order: int = 4) -> Array:
-    """c_k(i) = E[He_k(Z) loss(mean_i + std_i Z)], k = 1 .. order, by Gauss-Hermite with 24 nodes.
+def hermite_coefficients(loss: Callable[[Array], Array], *, order: int = 4) -> Array:
+    """c_k(i) = E[He_k(Z) loss_i(Z)], k = 1 .. order, by Gauss-Hermite with 24 nodes.
 
     Args:
-      loss: of (n, 24) outputs -> (n, 24).   mean, std: of each example's output; (n,).
+      loss: of each example's where the Gaussian behind its output is at such places; (24,) -> (n, 24).
     Returns: (order, n) [loss].
 
-    >>> hermite_coefficients(lambda z: z**2, np.zeros(1), np.ones(1), order=2).round(12) + 0.0
+    >>> hermite_coefficients(lambda z: z[None, :] ** 2, order=2).round(12) + 0.0
     array([[0.],
            [2.]])
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(24)
     weights = weights / weights.sum()
-    losses = loss(mean[:, None] + std[:, None] * nodes)
     polynomials = np.array([np.polynomial.hermite_e.hermeval(nodes, np.eye(order + 1)[k]) for k in range(1, order + 1)])
-    return (losses @ (polynomials * weights).T).T
+    return (loss(nodes) @ (polynomials * weights).T).T
 
 
 def mean_loss_std(

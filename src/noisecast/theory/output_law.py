@@ -40,6 +40,15 @@ class OutputLaw:
         """
         return (side * self.mean).astype(np.float32) + (side * self.std).astype(np.float32) * self.places
 
+    def at(self, places: Array) -> Array:
+        """z_i where the Gaussian behind it is at such places; taken for one, where its law is no function of any.
+
+        Args:
+          places: (q,).
+        Returns: (n, q).
+        """
+        return self.mean[:, None] + self.std[:, None] * places
+
     def hermite_means(self, values: Array, orders: int) -> Array:
         """E[f He_j(x)], j = 0 to orders - 1, of values f at the places.
 
@@ -116,6 +125,10 @@ class SkewLaw(OutputLaw):
         self.law, self.gamma = law, gamma
         self.width = np.sqrt((law.shares * bent**2).sum(axis=0))
         super().__init__(law.mean, law.spread, (bent / self.width).astype(np.float32), law.shares)
+
+    def at(self, places: Array) -> Array:
+        bent = places + self.gamma[:, None] * (places**2 - 1)
+        return self.mean[:, None] + (self.std / self.width)[:, None] * bent
 
     def below(self, threshold: Array) -> Array:
         reach = 1 + 4 * self.gamma * (self.gamma + threshold * self.width)

@@ -43,6 +43,7 @@ from noisecast.theory.frozen_steps import (
     halvings_of,
     krylov_response,
     power_iteration,
+    way_to_rest,
 )
 from noisecast.theory.own_push import OwnPush
 
@@ -194,7 +195,7 @@ class _LogisticSolve:
 
     def _bent(self, seen: Seen) -> float:
         at, field = seen
-        share = float(field.spreads.swing.mean() / max((field.spreads.swing + field.spreads.slow).mean(), 1e-300))
+        share = float(field.spreads.swing.mean() / max(field.spreads.whole.mean(), 1e-300))
         return self.common.bent(at, share, field.given)
 
     def _advance(self, at: Weights, seen: Seen, step: int, num_steps: int, *, halvings: int) -> tuple[Weights, Seen]:
@@ -215,6 +216,10 @@ class _LogisticSolve:
         if not is_finite(middle.weights):
             return middle.weights, middle
         end, after = self._leapt(at, seen, middle, step, num_steps, since=half)
+        share = way_to_rest(*(each.field.spreads.whole for each in (seen, middle, after)))
+        if share < 1:
+            middle = self._seen(middle.weights.on_the_way_from(at, share))
+            end, after = self._leapt(at, seen, middle, step, num_steps, since=half)
         if self.is_fine and halvings and is_finite(end) and middle.field.bent(after.field) > LARGEST_BENDS_OF_FEW[1]:
             return self._halved(at, seen, step, num_steps, halvings - 1)
         return end, after

@@ -19,7 +19,7 @@ LEAST_THROWN_SHARE, THROWN = 0.9, 1.0  # the same, of logits that a step moves b
 LARGEST_LASTING_MOVE = 1.5  # of the logits by a step later on, on average: no path is made of such steps
 LARGEST_KNOWN_MOVE = 10  # the same: within several per cent until then, and up to a third off beyond
 WIDEST_SPREAD = 0.43  # of the loss, from run to run: beyond it no one Gaussian holds all runs
-WIDEST_HIGH_SPREAD, HIGH = 0.2, 2.0  # the same where the loss is so many times that of the start
+WIDEST_HIGH_SPREAD, HIGH = 0.18, 2.0  # the same where the loss is so many times that of the start
 # Of the loss, what columns make together of which the closure does not know. Where words leave their group a quarter
 # to a half of the time the loss came out too high by up to a third of that.
 TOGETHER = 0.1

@@ -42,13 +42,21 @@ class Weights(NamedTuple):
     skew: CollectiveSkew
     averages: Averages | None = None
 
+    def on_the_way_from(self, other: "Weights", share: float) -> "Weights":
+        """As these, and as wide as such a share of the way from the other's."""
+        return self._replace(
+            covariance=share * self.covariance + (1 - share) * other.covariance,
+            variance=share * self.variance + (1 - share) * other.variance,
+            skew=self.skew.on_the_way_from(other.skew, share),
+        )
+
     def law(self, rows: Rows, spreads: Spreads) -> OutputLaw:
         """Of outputs of rows that have pushed nothing, what they have in common with the swing left out.
 
         Args:
           spreads: of their outputs.
         """
-        law = GaussianLaw(rows.dot(self.mean), spreads.swing + spreads.slow)
+        law = GaussianLaw(rows.dot(self.mean), spreads.whole)
         return SkewLaw(law, self.skew.gamma(rows.block, law.std)) if self.skew.is_any else law
 
     def pushed_law(self, rows: Rows, spreads: Spreads, common: MeanOutput) -> OutputLaw:
@@ -182,7 +190,7 @@ class LogisticMetrics:
         else:
             law = at.pushed_law(data, spreads, self.common)
             held, swinging = pushed.remaining_share(*spreads[1:3]), pushed.swinging_share(spreads.swing)
-        alone = spreads.swing + spreads.slow
+        alone = spreads.whole
         bound, variance = residual_bound(self.l2_clip_norm, data), law.std**2
         correlations = self.common.correlations(swings, law.std, swinging)
         found = logistic_expectations(law, data.labels, bound, at.swing.departures(correlations))
@@ -203,7 +211,7 @@ class LogisticMetrics:
         np.fill_diagonal(covariance, variance)
         std = np.sqrt(np.maximum(variance, 1e-8))
         side = np.where(few.labels == 1, 1.0, -1.0)
-        loss = hermite_coefficients(lambda z: np.logaddexp(0.0, -side[:, None] * z), few.dot(at.mean), std)
+        loss = hermite_coefficients(lambda x: np.logaddexp(0.0, -side[:, None] * seen.law.at(x)[chosen]))
         swing, of_gaussian_swing = self._spread_by_swing(data, at, seen, chosen)
         own = float(seen.expectations.loss_variance.mean())
         of_gaussian = mean_loss_std(loss, covariance, std, own, num_examples, linear=linear)

@@ -23,6 +23,11 @@ class Spreads(NamedTuple):
     slow: np.ndarray
     rest: np.ndarray
 
+    @property
+    def whole(self) -> np.ndarray:
+        """Variance of each output; (n,)."""
+        return self.swing + self.slow
+
     @classmethod
     def of(cls, rows: Rows, swings: np.ndarray, at: Any) -> "Spreads":
         """Of these rows' outputs at the weights `at`."""
