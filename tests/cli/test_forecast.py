@@ -257,7 +257,7 @@ def test_answer_may_ask_for_the_forecast(run):
 
 def test_accuracy_says_which_errors_may_be_chance():
     found = {"num_cells": 18, "median": 0.004, "median_standard_error": 0.004}
-    found |= {"farthest": 2.9, "chance_of_farthest": 0.1}
+    found |= {"farthest": 2.9, "chance_of_farthest": 0.1, "std_known_to": 0.1, "median_error_of_std": 0.3}
     assert [s.split(",")[0] for s in what_may_be_chance(found | {"num_beyond_two": 4})] == [
         "4 of 18 cells lie beyond two standard errors",
         "Most other errors may be chance: give more --seeds to see smaller ones.",
@@ -267,6 +267,9 @@ def test_accuracy_says_which_errors_may_be_chance():
     far = found | {"num_beyond_two": 1, "farthest": 16.1, "chance_of_farthest": 1e-20}
     assert what_may_be_chance(far)[0] == "One cell lies 16 standard errors off, farther than chance takes any."
     assert what_may_be_chance({"num_cells": 0}) == []
+    assert what_may_be_chance(found | {"num_beyond_two": 1, "median": 0.01, "median_error_of_std": 0.15}) == [
+        "So many seeds know a standard deviation to 10%: most of its errors may be chance."
+    ]
 
 
 def test_the_farthest_error_is_judged_by_its_seeds_and_by_how_many_cells_there_are():

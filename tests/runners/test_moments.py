@@ -27,11 +27,11 @@ from noisecast import (
 )
 from noisecast.problems.datasets import Dataset, bundled
 from noisecast.runners import Training, moments
-from noisecast.runners.moments import Moments, examples, logistic, parted_rows
+from noisecast.runners.moments import Moments, examples, logistic, logistic_weights, parted_rows
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.theory import sgd_moments
 
-SEED_QUADRATIC, SEED_ADAM, SEED_LOGISTIC, SEED_DATA = 640_001, 640_002, 640_003, 640_004
+SEED_QUADRATIC, SEED_ADAM, SEED_LOGISTIC, SEED_DATA, SEED_OF_TAILS = 640_001, 640_002, 640_003, 640_004, 711_130
 
 
 def asked(problem, optimizer, num_steps, *, sampler, noise_multiplier, l2_clip_norm) -> Scenario:
@@ -427,3 +427,29 @@ def test_where_a_forecast_is_out_of_its_depth_it_says_why(changed, words):
     good, bad = (Moments().forecast(logistic_settings(**settings), []) for settings in ({}, changed))
     assert not good.extrapolated.any() and not good.reasons
     assert bad.extrapolated[-1] and any(words in reason for reason in bad.reasons)
+
+
+def test_the_spread_is_as_if_from_all_examples(monkeypatch):
+    """Few rows of a heavy-tailed table hold much of the loss's curvature: who is among 200 of them is chance."""
+    rng = np.random.default_rng(SEED_OF_TAILS)
+    features = rng.standard_t(3, size=(3000, 15))
+    labels = (rng.random(3000) < 1 / (1 + np.exp(-features @ rng.normal(size=15) / 3))).astype(np.int32)
+    problem = linear_model(Dataset("tails", features.astype(np.float32), labels, ("no", "yes")))
+    sampler, of_few = Poisson.for_batch_size(64, 3000), logistic_weights.mean_loss_std
+    scenario = asked(problem, DPSGD(learning_rate=0.1), 300, sampler=sampler, noise_multiplier=6.0, l2_clip_norm=3.0)
+
+    def spread() -> float:
+        return Moments().forecast(scenario, [300]).metrics["loss_std"][-1]
+
+    def without_squares(*given, known):
+        return of_few(*given, known={1: known[1]})
+
+    found = spread()
+    with monkeypatch.context() as patched:
+        patched.setattr(logistic_weights, "mean_loss_std", without_squares)
+        of_some = spread()
+    monkeypatch.setattr(logistic_weights, "EXAMPLES_OF_SPREAD", 3000)
+    of_all = spread()
+    print(f"\n{found / of_all - 1:+.3f}, squares from some {of_some / of_all - 1:+.3f}")
+    assert found == pytest.approx(of_all, rel=0.03)
+    assert abs(of_some / of_all - 1) > 0.1

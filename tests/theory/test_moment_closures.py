@@ -23,7 +23,13 @@ from noisecast.theory.frozen_steps import (
     largest_stable_step,
 )
 from noisecast.theory.logistic_moments import clipped_expectations, logistic_expectations
-from noisecast.theory.loss_spread import hermite_coefficients, linear_covariance, mean_loss_std, std_of_mean
+from noisecast.theory.loss_spread import (
+    hermite_coefficients,
+    linear_covariance,
+    mean_loss_std,
+    square_covariance,
+    std_of_mean,
+)
 from noisecast.theory.low_dimension import low_dimension_clipping_expectations
 from noisecast.theory.output_law import GaussianLaw, SkewLaw
 from noisecast.theory.quadratic_moments import InjectedNoise, recursion_of
@@ -406,7 +412,7 @@ def test_the_spread_of_the_mean_loss_is_that_of_drawn_weights():
     # The slope's part from all examples, the rest from a quarter of them.
     pull = (coefficients[0] / std) @ rows @ root / len(mean)
     linear = linear_covariance(float(pull @ pull), coefficients[0] ** 2)
-    again = mean_loss_std(coefficients, covariance, std, own, len(mean), linear=linear)
+    again = mean_loss_std(coefficients, covariance, std, own, len(mean), known={1: linear})
     assert again == pytest.approx(found, rel=1e-9)
 
     def error(**known) -> float:
@@ -414,7 +420,16 @@ def test_the_spread_of_the_mean_loss_is_that_of_drawn_weights():
         stds = [mean_loss_std(coefficients[:, q], covariance[q, q], std[q], own, len(mean), **known) for q in quarters]
         return float(np.abs(np.array(stds) - found).mean())
 
-    assert error(linear=linear) < error() / 2
+    assert error(known={1: linear}) < error() / 2
+
+    # And the curvature's.
+    bends = coefficients[1] / std**2
+    bent = (rows.T * bends) @ rows @ root @ root.T / len(mean)
+    square = square_covariance(float(np.trace(bent @ bent)), coefficients[1])
+    again = mean_loss_std(coefficients, covariance, std, own, len(mean), known={1: linear, 2: square})
+    assert again == pytest.approx(found, rel=1e-9)
+    print(error(), error(known={1: linear}), error(known={1: linear, 2: square}))
+    assert error(known={1: linear, 2: square}) < error(known={1: linear}) / 2
 
 
 def test_a_few_examples_say_the_spread_of_the_mean_of_all():

@@ -144,8 +144,9 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
       extrapolated; within_1_percent, within_5_percent,
       shares of cells; median_standard_error of the trained means; num_beyond_two, errors beyond two standard errors;
       farthest, in standard errors, the error least like chance; chance_of_farthest, at most, that one cell lies there;
-      median_error_of_std, worst_error_of_std, of the standard deviation over runs; and curve_median, of |error| at all
-      recorded steps after the start. None where nothing is compared.
+      median_error_of_std, worst_error_of_std, of the standard deviation over runs, and std_known_to, to what share the
+      trained seeds know it; and curve_median, of |error| at all recorded steps after the start. None where nothing is
+      compared.
     """
     cells: Any = accuracy_picture.last_steps(frame)
     compared = cells[cells["error"].notna()]
@@ -172,7 +173,13 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
         "curve_median": cells_of_curves["error"].abs().median(),
         "median_error_of_std": None if spreads.empty else spreads.median(),
         "worst_error_of_std": None if spreads.empty else spreads.max(),
+        "std_known_to": _std_known_to(compared["num_seeds"].median()),
     }
+
+
+def _std_known_to(num_seeds: float) -> float | None:
+    """Standard error of a standard deviation of Gaussians, as a share of it: 1/sqrt(2 (m - 1))."""
+    return 1 / math.sqrt(2 * (num_seeds - 1)) if num_seeds > 1 else None
 
 
 def _farthest(compared: Any) -> dict[str, float | None]:
@@ -197,6 +204,9 @@ def what_may_be_chance(found: dict[str, Any]) -> list[str]:
     if found["median"] < 2 * found["median_standard_error"]:
         others = "Most other errors" if sentences else "Most of these errors"
         sentences.append(f"{others} may be chance: give more --seeds to see smaller ones.")
+    known, of_std = found["std_known_to"], found["median_error_of_std"]
+    if None not in (known, of_std) and of_std < 2 * known:
+        sentences.append(f"So many seeds know a standard deviation to {known:.0%}: most of its errors may be chance.")
     return sentences
 
 

@@ -1,7 +1,8 @@
 """How far one run's loss lies from the mean over runs: Gaussian weights move all examples' losses together."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,9 @@ def hermite_coefficients(loss: Callable[[Array], Array], *, order: int = 4) -> A
 
 
 def mean_loss_std(
-    coefficients: Array, covariance: Array, std: Array, own: float, num_examples: int, *, linear: float | None = None
-) -> float:
+    coefficients: Array, covariance: Array, std: Array, own: float, num_examples: int, *,
+    known: Mapping[int, float] = MappingProxyType({}),
+) -> float:  # fmt: skip
     """Standard deviation over runs of the mean loss of num_examples, of which the arrays hold m.
 
     Two Gaussian outputs of correlation rho have Cov(loss_i, loss_l) = sum_k c_k(i) c_k(l) rho^k/k! (Mehler). Pairs of
@@ -37,7 +39,8 @@ def mean_loss_std(
     Args:
       coefficients: `hermite_coefficients`; (order, m) [loss].   covariance: of the outputs; (m, m).
       std: of them; (m,).   own: mean over examples of Var loss_i; [loss^2].   num_examples: >= m.
-      linear: the first order's mean over pairs, where `linear_covariance` knows it from more than m examples.
+      known: by order k, means over pairs of c_k(i) c_k(l) rho^k, where `linear_covariance` or `square_covariance`
+        knows them from more than m examples.
     Returns: () >= 0 [loss].
 
     >>> round(mean_loss_std(np.array([[1.0, 1.0]]), np.ones((2, 2)), np.ones(2), 1.0, 2), 12)      # the same in both
@@ -48,7 +51,7 @@ def mean_loss_std(
     power, pairs = np.ones_like(correlation), 0.0
     for k, c in enumerate(coefficients, start=1):
         power = power * correlation
-        of_order = linear if k == 1 and linear is not None else _mean_of_pairs(float(c @ power @ c - c @ c), len(std))
+        of_order = known[k] if k in known else _mean_of_pairs(float(c @ power @ c - c @ c), len(std))
         pairs += of_order / math.factorial(k)
     return math.sqrt(max(_variance_of_mean(pairs, own, num_examples), 0.0))
 
@@ -85,6 +88,19 @@ def linear_covariance(together: float, shared: Array) -> float:
     1.0
     """
     return _mean_of_pairs(len(shared) ** 2 * together - float(shared.sum()), len(shared))
+
+
+def square_covariance(together: float, shared: Array) -> float:
+    """Mean over pairs of different examples of a_i a_j (x_i' V x_j)^2, of weights of covariance V.
+
+    Args:
+      together: tr(H V H V), H = (1/m) sum_i a_i x_i x_i'.   shared: a_i x_i' V x_i; (m,).
+    Returns: ().
+
+    >>> round(square_covariance(1.0, np.ones(2)), 12)      # the same in both
+    1.0
+    """
+    return _mean_of_pairs(len(shared) ** 2 * together - float(shared @ shared), len(shared))
 
 
 def _mean_of_pairs(pairs: float, m: int) -> float:

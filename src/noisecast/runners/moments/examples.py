@@ -114,9 +114,13 @@ class Rows(PartedRows):
         shared = 2 * (self.rest @ weighted) - along @ (self.joint.T @ weighted)
         return np.maximum(self.rest_squared_dot(variance) - row_dots(along, shared), 0.0)
 
+    def block_covariance(self, covariance: np.ndarray) -> np.ndarray:
+        """x_i' V x_l of all pairs, in the block; (n, n). For a few examples."""
+        return self.block @ covariance.astype(np.float32) @ self.block.T
+
     def logit_covariance(self, covariance: np.ndarray, variance: np.ndarray) -> np.ndarray:
         """x_i' V x_l of all pairs; (n, n). For a few examples."""
-        within = self.block @ covariance.astype(np.float32) @ self.block.T
+        within = self.block_covariance(covariance)
         rest = self.rest * variance.astype(np.float32)
         along, weighted = self.block[:, self.split :], variance[:, None].astype(np.float32) * self.joint
         shared = (self.rest @ weighted - along @ (self.joint.T @ weighted) / 2) @ along.T

@@ -48,6 +48,7 @@ from noisecast.theory.frozen_steps import (
 from noisecast.theory.own_push import OwnPush
 
 SMALLEST_SUBSAMPLE, LARGEST_SUBSAMPLE = 8_000, 50_000  # where nobody asks for a number
+FEW_COLUMNS = 100  # of twice as many rows and no more: all are taken, or the first forecast is often made in vain
 LARGEST_BEND = 0.3  # of the examples' slopes within half a time step: beyond it the step is halved
 LARGEST_BEND_OF_LAWS = 0.1  # the same where each output has its own: a loss of few outputs, far out, feels their shape
 # Where a time step is nearly free: the same, of its first and its second half; and up to step 100, or a tenth of the
@@ -76,8 +77,10 @@ def forecast(
     scenario: Scenario, prepared: Callable[[int], Examples], record_at: Sequence[int], settings: Any
 ) -> Forecast:
     """With the subsample asked for; else with as many examples as bring the error that one adds below a limit."""
-    num_examples = int(scenario.problem.num_examples or 0)
-    size = settings.subsample or SMALLEST_SUBSAMPLE
+    problem: Any = scenario.problem
+    num_examples = problem.num_examples
+    are_few = num_examples <= 2 * SMALLEST_SUBSAMPLE and problem.train.rows.num_features <= FEW_COLUMNS
+    size = settings.subsample or (num_examples if are_few else SMALLEST_SUBSAMPLE)
     while True:
         found = _forecast(scenario, prepared(min(size, num_examples)), settings, record_at)
         lacks = found.subsample_error > ENOUGH  # not where the forecast diverges, and so the error is no number

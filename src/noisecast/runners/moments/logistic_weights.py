@@ -14,7 +14,12 @@ from noisecast.theory.closures import expected_norm
 from noisecast.theory.collective_skew import CollectiveSkew, Past
 from noisecast.theory.common_swing import GRID, Swing, explained_by_gaussian
 from noisecast.theory.logistic_moments import LogisticExpectations, logistic_expectations, loss_given, residual_given
-from noisecast.theory.loss_spread import hermite_coefficients, linear_covariance, mean_loss_std
+from noisecast.theory.loss_spread import (
+    hermite_coefficients,
+    linear_covariance,
+    mean_loss_std,
+    square_covariance,
+)
 from noisecast.theory.output_law import GaussianLaw, OutputLaw, SkewLaw
 from noisecast.theory.own_push import OwnPush
 
@@ -198,23 +203,27 @@ class LogisticMetrics:
         return Outlook(found, alone, variance, held, correlations, slope, law)
 
     def _spread(self, data: Rows, at: Weights, seen: Outlook, num_examples: int) -> float:
-        """Standard deviation of the loss over runs: what examples have of their own, and together by its slope, from
-        all of them, beyond that from some.
+        """Standard deviation of the loss over runs: what examples have of their own, and together by its slope and, in
+        the block, its curvature, from all of them; beyond that from some.
         """
         pull = data.mean_of(seen.slope * seen.held)
         within = data.in_block(pull)
         together = within @ at.covariance @ within + data.beside(pull[data.split :]) ** 2 @ at.variance
         linear = linear_covariance(float(together), (seen.slope * seen.held) ** 2 * seen.alone)
+        side = np.where(data.labels == 1, 1.0, -1.0)
+        loss = hermite_coefficients(lambda x: np.logaddexp(0.0, -side[:, None] * seen.law.at(x)))
+        bends = np.maximum(loss[1], 0.0) * seen.held**2 / np.maximum(seen.variance, 1e-8)
         chosen = np.arange(0, data.num_examples, max(1, data.num_examples // EXAMPLES_OF_SPREAD))
-        few, held, variance = data.take(chosen), seen.held[chosen], seen.variance[chosen]
-        covariance = few.logit_covariance(at.covariance, at.variance) * np.outer(held, held)
-        np.fill_diagonal(covariance, variance)
-        std = np.sqrt(np.maximum(variance, 1e-8))
-        side = np.where(few.labels == 1, 1.0, -1.0)
-        loss = hermite_coefficients(lambda x: np.logaddexp(0.0, -side[:, None] * seen.law.at(x)[chosen]))
+        few, held, std = data.take(chosen), seen.held[chosen], np.sqrt(np.maximum(seen.variance[chosen], 1e-8))
+        covariance = few.logit_covariance(at.covariance, at.variance)
+        beside = _square_of_few(bends[chosen], covariance)
+        beside -= _square_of_few(bends[chosen], few.block_covariance(at.covariance))
+        known = {1: linear, 2: _square(data, at.covariance, bends) + beside}
+        covariance *= np.outer(held, held)
+        np.fill_diagonal(covariance, std**2)
         swing, of_gaussian_swing = self._spread_by_swing(data, at, seen, chosen)
         own = float(seen.expectations.loss_variance.mean())
-        of_gaussian = mean_loss_std(loss, covariance, std, own, num_examples, linear=linear)
+        of_gaussian = mean_loss_std(loss[:, chosen], covariance, std, own, num_examples, known=known)
         others = max(of_gaussian**2 - of_gaussian_swing, 0.0)
         return math.sqrt(others + swing)
 
@@ -228,6 +237,18 @@ class LogisticMetrics:
         slope = slopes.mean()
         loss = loss_given(*law, at.swing).mean(axis=0) + (slope - slopes[chosen].mean()) * GRID
         return at.swing.variance_of(loss), slope**2 + explained_by_gaussian(loss, orders=(2, 3, 4))
+
+
+def _square(data: Rows, covariance: np.ndarray, bends: np.ndarray) -> float:
+    """Mean over pairs of examples of a_i a_l (x_i' V x_l)^2, a the bends, in the block."""
+    bent = data.block_second_moment(bends) @ covariance
+    return square_covariance(float(np.einsum("ij,ji->", bent, bent)), bends * data.block_spread(covariance))
+
+
+def _square_of_few(bends: np.ndarray, covariance: np.ndarray) -> float:
+    """The same of examples whose outputs have such a covariance; (n, n)."""
+    products = bends[:, None] * covariance**2 * bends
+    return square_covariance(float(products.mean()), np.sqrt(np.diag(products)))
 
 
 def residual_bound(l2_clip_norm: float, data: Rows) -> np.ndarray:
