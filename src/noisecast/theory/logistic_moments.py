@@ -53,6 +53,7 @@ class LogisticExpectations(NamedTuple):
 
     Args:
       loss, loss_variance: of softplus.   loss_slope: Cov(z, softplus)/Var z.   clip_fraction: P(|residual| > bound).
+      loss_bend: E[softplus (x^2 - 1)]/Var z, x the standardised z: E softplus'' of a Gaussian.
       full_residual, full_slope: of the residual that is not clamped.
       probability_of_right: P(the class is predicted rightly).
     """
@@ -60,6 +61,7 @@ class LogisticExpectations(NamedTuple):
     loss: Array
     loss_variance: Array
     loss_slope: Array
+    loss_bend: Array
     clip_fraction: Array
     full_residual: Array
     full_slope: Array
@@ -159,6 +161,7 @@ def logistic_expectations(
         loss=np.maximum(loss[0] + shift, 0.0),
         loss_variance=np.maximum(around[0] + _corrected(shared, around[3:7]) - shift**2, 0.0),
         loss_slope=(loss[1] + _corrected(shared, loss[4:8])) / law.std,
+        loss_bend=loss[2] / law.std**2,
         clip_fraction=_below(law, threshold, side, shared),
         full_residual=side * (full[0] + _corrected(shared, full[3:7])),
         full_slope=np.maximum(side * (full[1] + _corrected(shared, full[4:8])) / law.std, 0.0),
@@ -210,8 +213,8 @@ def _corrected(shared: Array, projections: Array) -> Array:
 
 
 def _projections(law: OutputLaw, values: Array, shared: Array) -> Array:
-    """E_0[f He_j], j = 0 .. 7, of values at the places, or j = 0, 1 where nothing is shared; (m, n) -> (8 or 2, n)."""
-    return law.hermite_means(values, 8 if abs(shared).max() > LEAST_SHARED else 2).astype(np.float64)
+    """E_0[f He_j], j = 0 .. 7, of values at the places, or to 2 where nothing is shared; (m, n) -> (8 or 3, n)."""
+    return law.hermite_means(values, 8 if abs(shared).max() > LEAST_SHARED else 3).astype(np.float64)
 
 
 def _below(law: OutputLaw, threshold: Array, side: Array, shared: Array) -> Array:

@@ -157,8 +157,8 @@ class Limits:
             (
                 self._is_scattered,
                 f"From run to run the loss differs by {self.spread:.0%} of itself. Runs with a high one are driven "
-                "back harder than the mean run, which the closure follows in part: the mean loss may be off by tens of "
-                "per cent.",
+                "back harder than the mean run, which the closure follows in part: the mean loss may be off by five to "
+                "fifteen per cent.",
             ),
             (
                 self.share < self._least_share,

@@ -23,7 +23,7 @@ from noisecast.theory.loss_spread import (
 from noisecast.theory.output_law import GaussianLaw, OutputLaw, SkewLaw
 from noisecast.theory.own_push import OwnPush
 
-EXAMPLES_OF_SPREAD = 200
+EXAMPLES_OF_SPREAD, EXAMPLES_OF_SQUARES = 200, 8_000
 
 
 class Weights(NamedTuple):
@@ -203,27 +203,27 @@ class LogisticMetrics:
         return Outlook(found, alone, variance, held, correlations, slope, law)
 
     def _spread(self, data: Rows, at: Weights, seen: Outlook, num_examples: int) -> float:
-        """Standard deviation of the loss over runs: what examples have of their own, and together by its slope and, in
-        the block, its curvature, from all of them; beyond that from some.
+        """Standard deviation of the loss over runs: what examples have of their own, and together by its slope, from
+        all of them, and, in the block, its curvature, from thousands; beyond that from some.
         """
-        pull = data.mean_of(seen.slope * seen.held)
+        side = np.where(data.labels == 1, 1.0, -1.0)
+        slope, bend = _straight_and_bent(seen, side)
+        pull = data.mean_of(slope * seen.held)
         within = data.in_block(pull)
         together = within @ at.covariance @ within + data.beside(pull[data.split :]) ** 2 @ at.variance
-        linear = linear_covariance(float(together), (seen.slope * seen.held) ** 2 * seen.alone)
-        side = np.where(data.labels == 1, 1.0, -1.0)
-        loss = hermite_coefficients(lambda x: np.logaddexp(0.0, -side[:, None] * seen.law.at(x)))
-        bends = np.maximum(loss[1], 0.0) * seen.held**2 / np.maximum(seen.variance, 1e-8)
-        chosen = np.arange(0, data.num_examples, max(1, data.num_examples // EXAMPLES_OF_SPREAD))
+        linear = linear_covariance(float(together), (slope * seen.held) ** 2 * seen.alone)
+        chosen, bends = spaced(data.num_examples, EXAMPLES_OF_SPREAD), np.maximum(bend, 0.0) * seen.held**2
         few, held, std = data.take(chosen), seen.held[chosen], np.sqrt(np.maximum(seen.variance[chosen], 1e-8))
         covariance = few.logit_covariance(at.covariance, at.variance)
         beside = _square_of_few(bends[chosen], covariance)
         beside -= _square_of_few(bends[chosen], few.block_covariance(at.covariance))
-        known = {1: linear, 2: _square(data, at.covariance, bends) + beside}
+        known = {1: linear, 2: _square(data.block, at.covariance, bends) + beside}
         covariance *= np.outer(held, held)
         np.fill_diagonal(covariance, std**2)
-        swing, of_gaussian_swing = self._spread_by_swing(data, at, seen, chosen)
+        loss = hermite_coefficients(lambda x: np.logaddexp(0.0, -side[chosen, None] * seen.law.at(x)[chosen]))
         own = float(seen.expectations.loss_variance.mean())
-        of_gaussian = mean_loss_std(loss[:, chosen], covariance, std, own, num_examples, known=known)
+        of_gaussian = mean_loss_std(loss, covariance, std, own, num_examples, known=known)
+        swing, of_gaussian_swing = self._spread_by_swing(data, at, seen, chosen)
         others = max(of_gaussian**2 - of_gaussian_swing, 0.0)
         return math.sqrt(others + swing)
 
@@ -239,10 +239,30 @@ class LogisticMetrics:
         return at.swing.variance_of(loss), slope**2 + explained_by_gaussian(loss, orders=(2, 3, 4))
 
 
-def _square(data: Rows, covariance: np.ndarray, bends: np.ndarray) -> float:
+def spaced(num_examples: int, count: int) -> np.ndarray:
+    """Places of about so many of them, or of all.
+
+    >>> spaced(7, 3)
+    array([0, 2, 4, 6])
+    """
+    return np.arange(0, num_examples, max(1, num_examples // count))
+
+
+def _straight_and_bent(seen: Outlook, side: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What of losses is linear and square in the Gaussian x behind an output: E[loss x]/std, E[loss (x^2 - 1)]/Var."""
+    if not isinstance(seen.law, SkewLaw):
+        return seen.slope, seen.expectations.loss_bend
+    first, second = hermite_coefficients(lambda x: np.logaddexp(0.0, -side[:, None] * seen.law.at(x)), order=2)
+    return first / seen.law.std, second / seen.law.std**2
+
+
+def _square(block: np.ndarray, covariance: np.ndarray, bends: np.ndarray) -> float:
     """Mean over pairs of examples of a_i a_l (x_i' V x_l)^2, a the bends, in the block."""
-    bent = data.block_second_moment(bends) @ covariance
-    return square_covariance(float(np.einsum("ij,ji->", bent, bent)), bends * data.block_spread(covariance))
+    some = spaced(len(block), EXAMPLES_OF_SQUARES)
+    rows, bends = block[some], bends[some]
+    along = rows @ covariance.astype(np.float32)
+    bent = ((rows * (bends / len(some)).astype(np.float32)[:, None]).T @ along).astype(np.float64)  # H V
+    return square_covariance(float(np.einsum("ij,ji->", bent, bent)), bends * np.vecdot(along, rows))
 
 
 def _square_of_few(bends: np.ndarray, covariance: np.ndarray) -> float:
