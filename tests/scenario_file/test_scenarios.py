@@ -179,6 +179,8 @@ def test_three_mistakes_are_reported_at_once(ask):
         ("num_steps = 100", "num_stps = 100", "has no key 'num_stps'; did you mean 'num_steps'?"),
         ("num_steps = 100", "", "Expected num_steps, got nothing"),
         ("num_steps = 100", "num_steps = 1.5", "Expected num_steps to be a whole number, got 1.5."),
+        ("num_steps = 100", 'num_steps = "100"', "to be a whole number, got '100'; leave out the quotes."),
+        ("num_steps = 100", 'num_steps = "many"', "Expected num_steps to be a whole number, got 'many'."),
         ("num_steps = 100", "num_steps = 100\ninsecure_seeds = [1, 2, 1]", "distinct values, got [1, 2, 1]"),
         ("num_steps = 100", "num_steps = 100\ninsecure_seeds = []", "Expected at least one value in insecure_seeds"),
         ("num_steps = 100", "num_steps = 100\nnum_seeds = 2\ninsecure_seeds = [1]", "insecure_seeds, got both"),

@@ -194,6 +194,7 @@ EPOCHS = "num_epochs = 5"
         (IRIS, IRIS.replace('"iris"', '"irs"'), "(meant: 'iris'?)"),
         (ADAM, ADAM * 2, "Expected distinct optimizers, got [[optimizer]] number 3 twice; leave one out."),
         (SGD + ADAM, SGD.replace("[[optimizer]]", "[optimizer]"), "[[optimizer]], got one in single brackets; double"),
+        (ADAM, ADAM.replace("optimizer", "optimiser"), "has no table 'optimiser'; did you mean 'optimizer'?"),
         (WHOLE, "num_seeds = 2\n" + WHOLE + TUNING, "no num_seeds beside [tuning]"),
         (WHOLE, "insecure_seeds = [2]\n" + WHOLE + TUNING, "no insecure_seeds"),
         (ADAM, ADAM + "[tuning]\nmean_trials = 20.0", "Expected [tuning] distribution, got nothing; add it."),

@@ -78,15 +78,21 @@ def _read_toml(path: Path) -> tuple[str, Tables]:
 
 
 def _renamed(tables: Tables, mistakes: list[str]) -> Tables:
-    """Misspelt tables under the name that was meant, so that their own mistakes are seen as well."""
-    names = {}
+    """Misspelt tables under the name that was meant, so that their own mistakes are seen as well.
+
+    But where there are such already: those alone.
+    """
+    found = {}
     for name, value in tables.items():
         meant = closest(name, _SECTIONS)
         holds_tables = isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict) for v in value))
-        if holds_tables and name not in _SECTIONS and meant is not None and meant not in tables:
-            mistakes.append(f"has no table '{name}'; did you mean '{meant}'?")
-            names[name] = meant
-    return {names.get(name, name): value for name, value in tables.items()}
+        if name in _SECTIONS or meant is None or not holds_tables:
+            found[name] = value
+            continue
+        mistakes.append(f"has no table '{name}'; did you mean '{meant}'?")
+        if meant not in tables:
+            found[meant] = value
+    return found
 
 
 def _problems(tables: Tables, mistakes: list[str]) -> tuple[ProblemTable, ...]:

@@ -1,6 +1,7 @@
 """Every mistake as a sentence: expected, got, way out."""
 
 import difflib
+import math
 from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
@@ -123,7 +124,15 @@ def _sentence(error: Any, where: str, model: type[BaseModel], table: dict) -> st
         case _:
             wanted = error["msg"].removeprefix("Input should be ")
             kind = wanted.removeprefix("a valid ").split()[0].rstrip(",")
-            return f"Expected {where}{name} to be {_KINDS.get(kind, wanted)}, got {got!r}."
+            way_out = "; leave out the quotes" if kind in ("integer", "number") and _is_quoted_number(got) else ""
+            return f"Expected {where}{name} to be {_KINDS.get(kind, wanted)}, got {got!r}{way_out}."
+
+
+def _is_quoted_number(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def _hint(name: str, names: Collection[str], where: str) -> str:
