@@ -242,7 +242,7 @@ def test_what_is_given_late_in_a_time_step_is_not_what_is_half_way(monkeypatch):
     """A small loss by long time steps and by short ones, and with all that is given frozen half-way."""
     scenario = of_separable_labels(1.2)
     found, fine = (Moments(time_steps=steps).forecast(scenario, [600]).metrics["loss"][-1] for steps in (12, 96))
-    monkeypatch.setattr(logistic._LogisticSolve, "_changed", lambda self, after, *_: after)
+    monkeypatch.setattr(logistic.FrozenSteps, "changed", lambda self, after, *_: after)
     frozen = Moments().forecast(scenario, [600]).metrics["loss"][-1]
     print(f"\n{found / fine - 1:+.4f}, frozen {frozen / fine - 1:+.4f}")
     assert found == pytest.approx(fine, rel=0.02)
