@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_wine
 
 from noisecast import (
     DPSGD,
@@ -262,6 +263,26 @@ def test_separable_labels_are_forecast(rate, noise_multiplier, error):
     known = losses.sem() / losses.mean()
     print(f"\n{losses.mean():.4f} {off:+.4f}, in finer time steps {fine:+.4f}, known to {known:.1%}")
     assert abs(off) < error + known and abs(fine) < error + known
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate, error", [(0.1, 0.05), (0.3, 0.17)])
+def test_what_is_left_of_few_rows_that_are_nearly_told_apart_is_known_roughly_and_says_so(rate, error):
+    """DP-SignSGD on 178 wines at its best rate and three times it: a dozen of them make the loss."""
+    features, labels = load_wine(return_X_y=True)
+    features = (features - features.mean(axis=0)) / features.std(axis=0)
+    problem = model(2, features.astype(np.float32), (labels == 1).astype(np.int32))
+    sampler = Poisson.for_batch_size(32, problem.num_examples)
+    scenario = asked(
+        problem, DPSignSGD(learning_rate=rate), 200, noise_multiplier=0.5, l2_clip_norm=0.178, sampler=sampler
+    )
+    losses = answer([scenario], runners=[Training()], insecure_seeds=range(1024), record_at=[200])
+    losses = losses[(losses.metric == "loss") & (losses.step == 200)].value
+    forecast = Moments().forecast(scenario, [200])
+    off, known = forecast.metrics["loss"][-1] / losses.mean() - 1, losses.sem() / losses.mean()
+    print(f"\n{losses.mean():.4f} {off:+.4f}, known to {known:.1%}")
+    assert forecast.extrapolated[-1] and any("is left" in reason for reason in forecast.reasons)
+    assert abs(off) < error + known
 
 
 def test_a_loss_that_differs_much_from_run_to_run_says_so():
