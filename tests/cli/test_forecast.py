@@ -15,7 +15,7 @@ from noisecast.cli.accuracy import summary as summary_of
 from noisecast.cli.forecast import NON_PRIVATE, loss_text
 from noisecast.forecasting.outcome import BAND
 from noisecast.privacy.noise import RandomRoot
-from noisecast.runners import Moments
+from noisecast.runners import Moments, Training
 from noisecast.scenario_file import read_scenario_file
 from noisecast.table import read_table
 
@@ -222,6 +222,28 @@ def test_training_goes_on_until_the_mean_is_known(run, monkeypatch):
         assert cell["num_seeds"] == 100 or cell["trained_sem"] <= 0.005 * cell["trained_mean"]
 
 
+def test_an_interrupted_comparison_says_what_is_kept(run, monkeypatch, tmp_path):
+    train, output = Training.answer, tmp_path / "rows.parquet"
+    asked = ("accuracy", "--seeds", "3", "--standard-error", "0.001")
+    left = []
+
+    def interrupted(self, *args, **named):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return train(self, *args, **named)
+
+    monkeypatch.setattr(Training, "answer", interrupted)
+    assert "Interrupted before every cell had its 3 seeds: none is kept." in run(*asked, status=130)
+    left.extend([1, 1])  # a further round is done
+    said = run(*asked, "--output", str(output), status=130)
+    assert "Interrupted in a further round of training" in said and "holds the rounds before." in said
+    table = read_table(output)
+    assert table[table["runner"] == "training"].groupby("scenario")["seed"].nunique().max() == 6
+    left.append(1)
+    assert "nothing is kept without --output." in run(*asked, status=130)
+
+
 def test_runs_that_diverge_are_counted(run):
     text = SCENARIO.replace("[0.1, 0.05]", "[1e30, 0.05]").replace("num_steps = 50", "num_steps = 5")
     summary = run("accuracy", "--json", text=text)["summary"]["loss"]
@@ -268,7 +290,7 @@ def test_accuracy_says_which_errors_may_be_chance():
     assert what_may_be_chance(far)[0] == "One cell lies 16 standard errors off, farther than chance takes any."
     assert what_may_be_chance({"num_cells": 0}) == []
     assert what_may_be_chance(found | {"num_beyond_two": 1, "median": 0.01, "median_error_of_std": 0.15}) == [
-        "So many seeds know a standard deviation to 10%: most of its errors may be chance."
+        "So many seeds know a standard deviation to 10% at best: most of its errors may be chance."
     ]
 
 

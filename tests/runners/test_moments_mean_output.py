@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, linear_model
+from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, answer, linear_model
 from noisecast.problems.datasets import Dataset
-from noisecast.runners.moments import Moments
+from noisecast.runners import Training
+from noisecast.runners.moments import Moments, logistic_weights
 from noisecast.runners.moments.mean_output import MeanOutput
 
 SEED_DATA, SEED_RUNS, RUNS, STEPS = 650_201, 650_202, 600, 300
@@ -92,3 +93,39 @@ def test_rows_that_are_all_the_same_have_a_gradient(value):
         scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=200)
         found = Moments().forecast(scenario, [10, 25, 50, 100, 150, 200]).metrics
         assert all(np.isfinite(values).all() for values in found.values())
+
+
+def rare_label_by_raw_columns(n=3000):
+    """Ages, sums of money and days as they are; one label in fifty."""
+    rng = np.random.default_rng(1)
+    money = np.exp(rng.normal(size=(n, 2)) * [0.6, 1.2] + [3.6, 3.4])
+    age, days, flag = rng.normal(60, 15, n), rng.integers(0, 30, n), rng.random(n) < 0.6
+    score = 0.03 * (age - 60) - 0.5 * np.log(money[:, 1]) + 0.7 * flag + rng.logistic(size=n)
+    rows = np.column_stack([age, money, days, flag]).astype(np.float32)
+    return linear_model(Dataset("raw", rows, (score > np.quantile(score, 0.98)).astype(np.int32), ("no", "yes")))
+
+
+@pytest.mark.parametrize(
+    "optimizer, noise_multiplier", [(DPSGD(learning_rate=5e-4), 4), (DPSignSGD(learning_rate=2e-3), 2)]
+)
+def test_the_spread_of_a_swing_that_skew_outputs_share(optimizer, noise_multiplier, monkeypatch):
+    """What a swing makes of losses, and what of that is counted already, are of the same laws: not of Gaussian ones."""
+    problem = rare_label_by_raw_columns()
+    sampler = Poisson.for_batch_size(64, problem.num_examples)
+    mechanism = SampledGaussian(noise_multiplier=noise_multiplier, l2_clip_norm=100.0, sampler=sampler)
+    scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=600)
+    table = answer([scenario], runners=[Training()], insecure_seeds=range(256), record_at=[600])
+    std = table[(table.metric == "loss") & (table.step == 600)].value.std()
+    found = Moments().forecast(scenario, [600]).metrics["loss_std"][-1]
+    given = logistic_weights.loss_given
+
+    def of_gaussians(outputs, *seen):
+        ends = outputs(np.array([-1.0, 1.0]))
+        middle, width = ends.mean(axis=1)[:, None], (ends[:, 1:] - ends[:, :1]) / 2
+        return given(lambda places: middle + width * places, *seen)
+
+    monkeypatch.setattr(logistic_weights, "loss_given", of_gaussians)
+    gaussian = Moments().forecast(scenario, [600]).metrics["loss_std"][-1]
+    print(f"\n{found / std:.3f} of the trained spread, by Gaussian outputs {gaussian / std:.3f}")
+    assert found == pytest.approx(std, rel=0.25)
+    assert gaussian < 0.8 * std

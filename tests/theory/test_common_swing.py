@@ -97,7 +97,7 @@ def test_what_examples_know_of_it_are_the_integrals(label, correlation, toleranc
         assert abs(correlation) < 0.5 or own[name] < 0.5 * gaussian[name], name
 
     at = abs(GRID) < 3
-    found_given = residual_given(*moments, *seen_by, b, swing), loss_given(*moments, seen_by[0], b, swing)
+    found_given = residual_given(*moments, *seen_by, b, swing), loss_given(example[0].at, seen_by[0], b, swing)
     for value, found in zip((clamped, loss), found_given, strict=True):
         given = value @ weights / weights.sum() - (share * value).sum()
         np.testing.assert_allclose(found[0][at], given[at], atol=0.02)

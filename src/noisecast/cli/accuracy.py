@@ -1,7 +1,8 @@
 """`noisecast accuracy`: the forecast against training, over the grid of a scenario file."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
 from noisecast.figures import accuracy_picture, save
 from noisecast.files import written_whole
-from noisecast.printed import number
+from noisecast.printed import counted, number
 from noisecast.runners import Training
 from noisecast.runners import answer as ask
 from noisecast.scenario import warnings_of
@@ -76,17 +77,23 @@ def accuracy(
     warn(warnings_of(able))
     with share_progress(f"Training {len(able)} cells {count} times, and forecasting") as progress:
         asked = {"record_at": question.record_at, "num_seeds": count, "insecure_seeds": insecure}
-        table = ask(able, runners=[Training(), moments], progress=progress, **asked)
+        with _said_where_interrupted(
+            f"Interrupted before every cell had its {count} seeds: none is kept. With fewer --seeds, --standard-error "
+            "trains on in rounds, and --output holds those that are done."
+        ):
+            table = ask(able, runners=[Training(), moments], progress=progress, **asked)
     if output is not None:
         write_table(table, output)
     if standard_error is not None:
         with share_progress(f"Training until each mean is known to {percent(standard_error)}") as progress:
             # Hours of training: what an interrupted run has by then, the file holds.
             rounds = trained_on(able, table, standard_error, count, most, question.record_at, progress)
-            for after_round in rounds:
-                table = after_round
-                if output is not None:
-                    write_table(table, output)
+            kept = f"{output} holds the rounds before" if output else "nothing is kept without --output"
+            with _said_where_interrupted(f"Interrupted in a further round of training; {kept}."):
+                for after_round in rounds:
+                    table = after_round
+                    if output is not None:
+                        write_table(table, output)
     frame = accuracy_picture.data(table)
     if figure is not None:
         with written_whole(figure) as temporary:
@@ -117,6 +124,14 @@ def accuracy(
     for path in (output, figure):
         if path is not None:
             console.print(f"Written: {path}", soft_wrap=True)
+
+
+@contextmanager
+def _said_where_interrupted(sentence: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(sentence) from None
 
 
 def _num_seeds(asked: int | None, in_file: int, insecure: Sequence[int] | None) -> int:
@@ -206,7 +221,7 @@ def what_may_be_chance(found: dict[str, Any]) -> list[str]:
         sentences.append(f"{others} may be chance: give more --seeds to see smaller ones.")
     known, of_std = found["std_known_to"], found["median_error_of_std"]
     if None not in (known, of_std) and of_std < 2 * known:
-        sentences.append(f"So many seeds know a standard deviation to {known:.0%}: most of its errors may be chance.")
+        sentences.append(f"So many seeds know a standard deviation to {known:.0%} at best: most of its errors may be chance.")
     return sentences
 
 
@@ -214,7 +229,7 @@ def _cells_shown(cells: Any) -> Table:
     first = cells.iloc[0]
     count = accuracy_picture.seeds_a_cell(cells)
     table = Table(
-        title=f"Forecast against training: loss after {first['num_steps']:,} steps, {first['problem']}",
+        title=f"Forecast against training: loss after {counted(first['num_steps'], 'step')}, {first['problem']}",
         caption=(
             f"trained: mean of {count} seeds ± its standard error, SE. error: of the forecast, and the same in SE: "
             "within 2 it may be chance. std: of the loss over runs, trained and forecast."

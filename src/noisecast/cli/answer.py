@@ -15,7 +15,7 @@ from noisecast.cli.progress import share_progress
 from noisecast.figures import save, scenario_picture
 from noisecast.files import written_whole
 from noisecast.optimizers import CONSTANT
-from noisecast.printed import number
+from noisecast.printed import counted, number
 from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.question import Question
 from noisecast.runners import Moments, refusals
@@ -131,7 +131,7 @@ def _table(losses: list[dict[str, Any]], question: Question) -> Table:
     if any(loss["nominal_epsilon"] is not None for loss in losses):
         caption += " Nominal ε is the paper's formula, not a guarantee."
     table = Table(
-        title=f"Loss after {first.num_steps:,} steps, {first.problem.name} (non_private)",
+        title=f"Loss after {counted(first.num_steps, 'step')}, {first.problem.name} (non_private)",
         caption=caption,
         **TABLE_STYLE,
     )

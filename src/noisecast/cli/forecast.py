@@ -21,7 +21,7 @@ from noisecast.cli.train_line import print_commands, train_commands
 from noisecast.forecasting import CrossingForecast, Theorem, forecast_best, forecast_crossing
 from noisecast.forecasting.outcome import BAND, Outcome
 from noisecast.optimizers import CONSTANT, Optimizer, with_learning_rate
-from noisecast.printed import number
+from noisecast.printed import counted, number
 from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.question import Question
 from noisecast.runners import Moments, refusals
@@ -264,7 +264,9 @@ def _shown(scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]], is_
     caption += f" ε at delta {first.target_delta:g}."
     title = "Best learning rate and clip norm" if is_best else "Forecast"
     table = Table(
-        title=f"{title}: loss after {first.num_steps:,} steps, {first.problem.name}", caption=caption, **TABLE_STYLE
+        title=f"{title}: loss after {counted(first.num_steps, 'step')}, {first.problem.name}",
+        caption=caption,
+        **TABLE_STYLE,
     )
     measured = [
         name for name in SHOWN if any(not math.isnan(r["non_private_metrics"].get(name, math.nan)) for r in results)
@@ -382,7 +384,9 @@ def _crossings(
 
 
 def _print_question(console: Console, first: Scenario, low: float, high: float) -> None:
-    console.print(f"Which optimizer has the lower forecast loss after {first.num_steps:,} steps, {first.problem.name}")
+    console.print(
+        f"Which optimizer has the lower forecast loss after {counted(first.num_steps, 'step')}, {first.problem.name}"
+    )
     spent = [replace(first, mechanism=first.mechanism.with_noise_multiplier(z)).privacy_spent for z in (low, high)]
     epsilons = " to ".join(epsilon_text(each.epsilon, 3) for each in spent)
     console.print(

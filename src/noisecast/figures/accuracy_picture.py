@@ -10,6 +10,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LINES, low_ends, plain_numbers
+from noisecast.printed import counted
 from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
 
 if TYPE_CHECKING:  # imported where one is drawn, as in `scenario_picture`
@@ -171,7 +172,7 @@ def _label_levels(panel: Any, levels: list[float]) -> None:
 def _title(frame: Any, over_noise: bool) -> str:
     title = ", ".join(frame["problem"].unique())
     if over_noise:
-        return f"{title}, after {frame['num_steps'].max():,} steps"
+        return f"{title}, after {counted(frame['num_steps'].max(), 'step')}"
     return f"{title}, noise multiplier {frame['noise_multiplier'].iloc[0]:.3g}"
 
 

@@ -334,7 +334,8 @@ def linear_model(train: Dataset, test: Dataset | None = None, *, likelihood: Lik
         if data is not None and not isinstance(data, Dataset):
             raise TypeError(
                 f"Expected a noisecast.problems.datasets.Dataset, got {type(data).__name__}. Arrays become one by "
-                "Dataset(name, features, labels, label_names); what load_file returns is linear_model(*loaded)."
+                "noisecast.problems.datasets.Dataset(name, features, labels, label_names); what load_file returns is "
+                "linear_model(*loaded)."
             )
     likelihood = likelihood or _usual_likelihood(train)
     _check_labels(likelihood, train, test)

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 
 from noisecast.theory.common_swing import GRID, Swing
-from noisecast.theory.output_law import GaussianLaw, OutputLaw, hermite_nodes
+from noisecast.theory.output_law import NODES, GaussianLaw, OutputLaw, hermite_nodes
 
 Array = Any
 NOTHING_SHARED = np.zeros((4, 1))
@@ -102,7 +102,10 @@ def clipped_expectations(
 def residual_given(
     mean: Array, variance: Array, labels: Array, bound: Array, correlations: Array, swing: Swing
 ) -> Array:
-    """E[r | s] - E r of each example at the places s of a common swing, on `GRID`.
+    """E[r | s] - E r of each example at the places s of a common swing, on `GRID`; of Gaussian logits.
+
+    Of an example that follows the swing little, sum_j b^j E_G[r He_j] He_j(s)/j! up to j = 7; of others by
+    Gauss-Hermite with 8 nodes over the rest of its logit, whose steps the swing's own width blurs.
 
     Args:
       mean, variance, labels, bound: as `clipped_expectations`.   correlations: b, of logit and s; (n,).
@@ -115,21 +118,37 @@ def residual_given(
            [-0.316,  0.316]])
     """
     bound = bound.astype(np.float32)
-    found = _given(lambda z, of: np.maximum(_residual(z), -bound[of]), mean, variance, labels, correlations, swing)
-    return _side(labels)[:, None] * found
+    law, side = GaussianLaw(mean, variance), _side(labels)
+    values = np.maximum(_residual(law.outputs(side)), -bound)
+    projections = law.hermite_means(values, 8).astype(np.float64) * correlations ** np.arange(8)[:, None]
+    found = projections.T @ _scaled_polynomials()
+    follow = np.flatnonzero(np.abs(correlations) > FOLLOWS)
+    if len(follow):
+        nodes, weights = hermite_nodes(8)
+        along, beside = side * correlations * law.std, law.std * np.sqrt(1 - correlations**2)
+        middle = ((side * mean)[follow] + along[follow] * GRID[:, None]).astype(np.float32)
+        rest, least = beside[follow].astype(np.float32), -bound[follow]
+        given = [weight * np.maximum(_residual(middle + node * rest), least) for node, weight in zip(nodes, weights)]
+        found[follow] = np.sum(given, axis=0).T
+    return side[:, None] * (found - (projections[0] + swing.coefficients @ projections[3:7])[:, None])
 
 
-def loss_given(mean: Array, variance: Array, labels: Array, correlations: Array, swing: Swing) -> Array:
-    """E[softplus | s] - E softplus, as `residual_given`.
+def loss_given(outputs: Callable[[Array], Array], labels: Array, correlations: Array, swing: Swing) -> Array:
+    """E[softplus | s] - E softplus of each example at the places s of a common swing, on `GRID`.
 
-    Args: as `residual_given`.
+    Args:
+      outputs: of each, where the Gaussian behind it is at such places (`OutputLaw.at`); (n, 71) -> (n, 71).
+      labels: 0 or 1; (n,).   correlations: b, of that Gaussian and s; (n,).   swing: the law of s.
     Returns: (n, 71).
 
-    >>> given = np.zeros(1), np.ones(1), np.ones(1), np.array([0.5])
-    >>> loss_given(*given, Swing.gaussian())[:, [25, 45]].round(3)                         # s = -2, 2
+    >>> law = GaussianLaw(np.zeros(1), np.ones(1))
+    >>> loss_given(law.at, np.ones(1), np.array([0.5]), Swing.gaussian())[:, [25, 45]].round(3)             # s = -2, 2
     array([[ 0.578, -0.422]])
     """
-    return _given(lambda z, of: _loss(z), mean, variance, labels, correlations, swing)
+    side, (nodes, weights) = _side(labels)[:, None], hermite_nodes(NODES)
+    along, beside = correlations[:, None] * GRID, np.sqrt(1 - correlations**2)[:, None]
+    found = sum(weight * _loss(side * outputs(along + beside * node)) for node, weight in zip(nodes, weights))
+    return found - swing.mean_of(found)[:, None]
 
 
 def logistic_expectations(
@@ -181,30 +200,6 @@ def _residual(z: Array) -> Array:
 
 def _loss(z: Array) -> Array:
     return np.log1p(np.exp(-np.abs(z))) + np.maximum(-z, 0)
-
-
-def _given(
-    value: Callable[[Array, Array], Array], mean: Array, variance: Array, labels: Array, correlations: Array,
-    swing: Swing,
-) -> Array:  # fmt: skip
-    """E[f | s] - E f of f(z, examples), z (m, n) seen with the label's side positive; (n, 71).
-
-    Of an example that follows the swing little, sum_j b^j E_G[f He_j] He_j(s)/j! up to j = 7; of others by
-    Gauss-Hermite with 8 nodes over the rest of its logit, whose steps the swing's own width blurs.
-    """
-    law, side, everybody = GaussianLaw(mean, variance), _side(labels), np.arange(len(labels))
-    values = value(law.outputs(side), everybody)
-    projections = law.hermite_means(values, 8).astype(np.float64) * correlations ** np.arange(8)[:, None]
-    found = projections.T @ _scaled_polynomials()
-    follow = everybody[np.abs(correlations) > FOLLOWS]
-    if len(follow):
-        nodes, weights = hermite_nodes(8)
-        along, beside = side * correlations * law.std, law.std * np.sqrt(1 - correlations**2)
-        middle = ((side * mean)[follow] + along[follow] * GRID[:, None]).astype(np.float32)
-        rest = beside[follow].astype(np.float32)
-        given = [weight * value(middle + node * rest, follow) for node, weight in zip(nodes, weights)]
-        found[follow] = np.sum(given, axis=0).T
-    return found - (projections[0] + swing.coefficients @ projections[3:7])[:, None]
 
 
 def _corrected(shared: Array, projections: Array) -> Array:

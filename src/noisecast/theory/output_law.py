@@ -10,6 +10,7 @@ from scipy import special
 Array = Any
 NODES = 24  # of a Gaussian
 SMALLEST_STD = 1e-3  # none of a logit
+EVERY: Any = slice(None)
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,14 @@ class OutputLaw:
         """
         return (side * self.mean).astype(np.float32) + (side * self.std).astype(np.float32) * self.places
 
-    def at(self, places: Array) -> Array:
+    def at(self, places: Array, of: Array = EVERY) -> Array:
         """z_i where the Gaussian behind it is at such places; taken for one, where its law is no function of any.
 
         Args:
-          places: (q,).
-        Returns: (n, q).
+          places: (q,), or (m, q) of each its own.   of: which outputs; m places in [0, n), or all.
+        Returns: (m, q).
         """
-        return self.mean[:, None] + self.std[:, None] * places
+        return self.mean[of, None] + self.std[of, None] * places
 
     def hermite_means(self, values: Array, orders: int) -> Array:
         """E[f He_j(x)], j = 0 to orders - 1, of values f at the places.
@@ -126,9 +127,9 @@ class SkewLaw(OutputLaw):
         self.width = np.sqrt((law.shares * bent**2).sum(axis=0))
         super().__init__(law.mean, law.spread, (bent / self.width).astype(np.float32), law.shares)
 
-    def at(self, places: Array) -> Array:
-        bent = places + self.gamma[:, None] * (places**2 - 1)
-        return self.mean[:, None] + (self.std / self.width)[:, None] * bent
+    def at(self, places: Array, of: Array = EVERY) -> Array:
+        bent = places + self.gamma[of, None] * (places**2 - 1)
+        return self.mean[of, None] + (self.std / self.width)[of, None] * bent
 
     def below(self, threshold: Array) -> Array:
         reach = 1 + 4 * self.gamma * (self.gamma + threshold * self.width)

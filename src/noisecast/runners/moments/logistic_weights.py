@@ -220,23 +220,12 @@ class LogisticMetrics:
         known = {1: linear, 2: _square(data.block, at.covariance, bends) + beside}
         covariance *= np.outer(held, held)
         np.fill_diagonal(covariance, std**2)
-        loss = hermite_coefficients(lambda x: np.logaddexp(0.0, -side[chosen, None] * seen.law.at(x)[chosen]))
+        loss = hermite_coefficients(lambda x: np.logaddexp(0.0, -side[chosen, None] * seen.law.at(x, chosen)))
         own = float(seen.expectations.loss_variance.mean())
         of_gaussian = mean_loss_std(loss, covariance, std, own, num_examples, known=known)
-        swing, of_gaussian_swing = self._spread_by_swing(data, at, seen, chosen)
+        swing, of_gaussian_swing = _spread_by_swing(data.labels[chosen], at.swing, seen, slope, bend, chosen)
         others = max(of_gaussian**2 - of_gaussian_swing, 0.0)
         return math.sqrt(others + swing)
-
-    def _spread_by_swing(self, data: Rows, at: Weights, seen: Outlook, chosen: np.ndarray) -> tuple[float, float]:
-        """Variance of E[loss | s], and what of it Gaussian outputs have in the orders of `hermite_coefficients`.
-
-        By some examples, but for their slope, which is that of all.
-        """
-        law = data.dot(at.mean)[chosen], seen.variance[chosen], data.labels[chosen], seen.correlations[chosen]
-        slopes = seen.slope * seen.correlations * np.sqrt(seen.variance)
-        slope = slopes.mean()
-        loss = loss_given(*law, at.swing).mean(axis=0) + (slope - slopes[chosen].mean()) * GRID
-        return at.swing.variance_of(loss), slope**2 + explained_by_gaussian(loss, orders=(2, 3, 4))
 
 
 def spaced(num_examples: int, count: int) -> np.ndarray:
@@ -246,6 +235,25 @@ def spaced(num_examples: int, count: int) -> np.ndarray:
     array([0, 2, 4, 6])
     """
     return np.arange(0, num_examples, max(1, num_examples // count))
+
+
+def _spread_by_swing(
+    labels: np.ndarray, swing: Swing, seen: Outlook, slope: np.ndarray, bend: np.ndarray, chosen: np.ndarray
+) -> tuple[float, float]:
+    """Variance of E[loss | s], and what of it Gaussian swings have in the orders of `hermite_coefficients`.
+
+    By some examples, and their own laws, but for what is straight and square in s, which is that of all.
+
+    Args:
+      labels: of some; (m,).   swing: the law of s.   slope, bend: `_straight_and_bent`; (n,).
+      chosen: which are some; (m,).
+    """
+    law, correlations = seen.law, seen.correlations
+    loss = loss_given(lambda x: law.at(x, chosen), labels, correlations[chosen], swing).mean(axis=0)
+    straight, square = slope * correlations * law.std, bend * (correlations * law.std) ** 2 / 2
+    loss += (straight.mean() - straight[chosen].mean()) * GRID
+    loss += (square.mean() - square[chosen].mean()) * (GRID**2 - 1)
+    return swing.variance_of(loss), straight.mean() ** 2 + explained_by_gaussian(loss, orders=(2, 3, 4))
 
 
 def _straight_and_bent(seen: Outlook, side: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
