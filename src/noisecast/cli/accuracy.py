@@ -221,7 +221,8 @@ def what_may_be_chance(found: dict[str, Any]) -> list[str]:
         sentences.append(f"{others} may be chance: give more --seeds to see smaller ones.")
     known, of_std = found["std_known_to"], found["median_error_of_std"]
     if None not in (known, of_std) and of_std < 2 * known:
-        sentences.append(f"So many seeds know a standard deviation to {known:.0%} at best: most of its errors may be chance.")
+        most = "most of its errors may be chance."
+        sentences.append(f"So many seeds know a standard deviation to {known:.0%} at best: {most}")
     return sentences
 
 
