@@ -226,7 +226,7 @@ def test_likelihoods_refuse_labels_of_another_kind():
 
 
 def test_what_is_no_dataset_is_named():
-    with pytest.raises(TypeError, match=r"got ndarray. Arrays become one by Dataset\(name, features"):
+    with pytest.raises(TypeError, match=r"Arrays become one by noisecast.problems.datasets.Dataset\(name, features"):
         linear_model(np.eye(3), np.array([0, 1, 1]))  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ import pytest
 from noisecast import DPAdam, Poisson, SampledGaussian, Scenario, answer, bundled, linear_model
 from noisecast.problems.datasets import Dataset
 from noisecast.runners import Training
-from noisecast.runners.moments import Moments, lagging, logistic, logistic_limits, multi_output
+from noisecast.runners.moments import Moments, lagging, logistic, logistic_limits, logistic_steps, multi_output
 
 SEED_DATA, SEED_TRAINING = 640_201, 640_202
 NUM_STEPS, LOOKS = 400, (80, 400)
@@ -36,7 +36,7 @@ def test_averaged_directions_swing_less_than_single_ones(monkeypatch, num_classe
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=LOOKS)
     trained = np.array([table[(table.metric == "loss") & (table.step == step)].value.mean() for step in LOOKS])
     found = Moments().forecast(scenario, LOOKS)
-    for home in (logistic, multi_output):
+    for home in (logistic_steps, multi_output):
         single = home.advance_covariance
         monkeypatch.setattr(home, "advance_covariance", lambda *a, lag, single=single, **named: single(*a, **named))
     by_single = Moments().forecast(scenario, LOOKS)

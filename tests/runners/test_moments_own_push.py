@@ -7,7 +7,7 @@ import scipy.sparse
 from noisecast import DPSGD, DPAdam, DPSignSGD, Poisson, SampledGaussian, Scenario, answer, linear_model
 from noisecast.problems.datasets import Dataset
 from noisecast.runners import Training, moments
-from noisecast.runners.moments import Moments, examples, logistic
+from noisecast.runners.moments import Moments, examples, logistic_steps
 from noisecast.runners.moments.pushes import Pushes
 from noisecast.theory import own_push
 
@@ -190,7 +190,7 @@ def test_few_examples_of_as_many_columns_skew_themselves(monkeypatch):
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[500])
     losses = table[(table.metric == "loss") & (table.step == 500)].value
     found = Moments().forecast(scenario, [500])
-    monkeypatch.setattr(logistic, "MOST_OFTEN", 0.0)
+    monkeypatch.setattr(logistic_steps, "MOST_OFTEN", 0.0)
     without = Moments().forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1
     off, known = found.metrics["loss"][-1] / losses.mean() - 1, losses.sem() / losses.mean()
     print(f"\n{off:+.4f}, without {without:+.4f}, trained ±{known:.4f}")
