@@ -228,7 +228,7 @@ class _LogisticSolve:
     def _leapt(
         self, at: Weights, before: Seen, middle: Seen, step: int, num_steps: int, *, since: int
     ) -> tuple[Weights, Seen]:
-        """`_frozen`, and what changes after half-way. Leaves behind what is asked for on the way."""
+        """`FrozenSteps.frozen`, and what changes after half-way. Leaves behind what is asked for on the way."""
         given = self.steps.given(at, middle, step, num_steps, since=since)
         after = self._seen(self.steps.frozen(at, before, middle, given, step, num_steps, since=since))
         found = {step + num_steps: after.weights}
