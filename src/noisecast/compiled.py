@@ -12,6 +12,7 @@ from typing import Any
 
 # Files whose text is compiled, or is a constant of what is.
 _SOURCES = ("compiled.py", "engines/_*.py", "privacy/*_noise.py", "runners/moments/factorization*.py")
+_SOURCES += ("runners/moments/runs.py",)
 
 
 def source_files() -> list[Path]:

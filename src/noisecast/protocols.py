@@ -22,7 +22,7 @@ from noisecast.problems.problem import Problem
 from noisecast.question import Question
 from noisecast.runners import Runner
 from noisecast.scenario import Scenario
-from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
+from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK, SIMULATED
 
 # One contest: within it the cells (learning rate, clip norm) of an optimizer compete.
 CONTEST = ["problem", "expected_batch_size", "num_steps", "runner", "optimizer", "noise_multiplier"]
@@ -220,7 +220,9 @@ def scores(table: pd.DataFrame, score: Score) -> pd.DataFrame:
         raise ValueError(f"Expected rows of the metric {score.metric}, got {there or 'none'}.")
     if (rows.groupby(CELL, observed=True)["scenario"].nunique() > 1).any():
         raise ValueError(SHARED_CELL)
-    rows = rows.assign(rank=rows["status"].map(STATUSES.index), seed=rows["seed"].astype("Int64").fillna(-1))
+    rows = rows.assign(
+        rank=rows["status"].replace(SIMULATED, OK).map(STATUSES.index), seed=rows["seed"].astype("Int64").fillna(-1)
+    )
     rows.loc[~np.isfinite(rows["value"]), "rank"] = STATUSES.index(DIVERGED)
     if score.when == "final":
         rows = rows.loc[rows["step"] == rows["num_steps"]]

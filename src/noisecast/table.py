@@ -74,6 +74,8 @@ METRICS = {
 OK = "ok"
 DIVERGED = "diverged"
 EXTRAPOLATED = "extrapolated"  # a formula's answer outside the range in which it holds
+SIMULATED = "simulated"  # a forecast by runs of the optimizer, where formulas are outside of theirs
+SOUND = (OK, SIMULATED)  # to be relied upon
 
 
 def table_from(rows: Iterable[dict] | pd.DataFrame) -> pd.DataFrame:

@@ -201,7 +201,7 @@ def test_a_loss_of_exactly_0_is_shown():
     from noisecast.cli.advise import _banded
 
     for half in (0.0, 0.1):
-        assert _banded(SimpleNamespace(outcome=SimpleNamespace(value=0.0, status="ok"), half_width=half)).startswith(
+        assert _banded(SimpleNamespace(outcome=SimpleNamespace(value=0.0, is_sound=True), half_width=half)).startswith(
             "0"
         )
     assert _trained({"num_diverged": 0, "trained_mean": 0.0, "trained_sem": 0.0, "num_seeds": 3}) == "0"

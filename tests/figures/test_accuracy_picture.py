@@ -6,7 +6,7 @@ import pytest
 from noisecast import DPSGD, DPSignSGD, SampledGaussian, Scenario, Stream, answer, quadratic
 from noisecast.figures import accuracy_picture
 from noisecast.runners import Moments, Training
-from noisecast.table import DIVERGED, EXTRAPOLATED
+from noisecast.table import DIVERGED, EXTRAPOLATED, SIMULATED
 
 SEEDS = [750_001, 750_002, 750_003, 750_004]
 
@@ -66,18 +66,22 @@ def test_one_panel_an_optimizer(table, levels, label):
     assert len(lines) == 2  # one a learning rate
 
 
-def crosses_of(figure):
-    return [list(x) for line in figure.axes[0].lines if line.get_marker() == "x" and len(x := line.get_xdata())]
+def marked_in(figure, sign):
+    return [list(x) for line in figure.axes[0].lines if line.get_marker() == sign and len(x := line.get_xdata())]
 
 
-def test_forecasts_called_extrapolated_are_crossed(table):
+@pytest.mark.parametrize(
+    ("status", "sign", "said"),
+    [(EXTRAPOLATED, "x", "crosses: called extrapolated"), (SIMULATED, "+", "plus signs: simulated")],
+)
+def test_forecasts_that_are_not_the_solvers_or_not_sound_are_marked(table, status, sign, said):
     frame = accuracy_picture.data(table)
-    assert not crosses_of(accuracy_picture.draw(frame))
+    assert not marked_in(accuracy_picture.draw(frame), sign)
     beyond = (frame["optimizer"] == "DP-SGD") & (frame["noise_multiplier"] == 1.0) & (frame["learning_rate"] == 0.1)
-    frame.loc[beyond, "status"] = EXTRAPOLATED
+    frame.loc[beyond, "status"] = status
     figure = accuracy_picture.draw(frame)
-    assert crosses_of(figure) == [[1.0]]
-    assert "crosses: called extrapolated" in figure.get_supxlabel()
+    assert marked_in(figure, sign) == [[1.0]]
+    assert said in figure.get_supxlabel()
 
 
 @pytest.mark.parametrize("seeds", [SEEDS[:2], SEEDS])

@@ -5,6 +5,7 @@ The seeds were written down before any result: a failing one is a finding, not a
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,8 @@ from noisecast.runners import Training, moments
 from noisecast.runners.moments import Moments, examples, logistic, logistic_weights, parted_rows
 from noisecast.runners.moments.mean_output import MeanOutput
 from noisecast.theory import sgd_moments
+
+CLOSURE = Moments(most_runs=0)  # alone: no runs take its place
 
 SEED_QUADRATIC, SEED_ADAM, SEED_LOGISTIC, SEED_DATA, SEED_OF_TAILS = 640_001, 640_002, 640_003, 640_004, 711_130
 
@@ -75,7 +78,7 @@ def test_sgd_on_a_quadratic_is_the_exact_recursion(num_params):
     problem = quadratic(np.linspace(0.5, 4.0, num_params), 0.7, example_noise_std=0.3)
     scenario = asked(problem, DPSGD(learning_rate=0.2), 300, sampler=Stream(5), noise_multiplier=0.01, l2_clip_norm=1e4)
     record_at = [0, 1, 7, 100, 300]
-    found = Moments().forecast(scenario, record_at)
+    found = CLOSURE.forecast(scenario, record_at)
     hessian = np.asarray(problem.hessian_diag, np.float64)
     start = np.asarray(problem.initial_params(), np.float64)
     std = math.hypot(0.3 / math.sqrt(5), scenario.mechanism.mean_noise_std)
@@ -104,7 +107,7 @@ def test_quadratics_are_as_trained(optimizer, case):
 
     def forecast(noise_factor=1.0, rate_factor=1.0):
         changed = type(optimizer)(learning_rate=rate_factor * optimizer.learning_rate)
-        return Moments().forecast(
+        return CLOSURE.forecast(
             asked(
                 problem, changed, 1000, sampler=Stream(4), l2_clip_norm=l2_clip_norm,
                 noise_multiplier=noise_factor * noise_multiplier,
@@ -133,8 +136,8 @@ def adam_gap(noise_std, betas, learning_rate, *, num_seeds, num_steps, first_see
     scenario = asked(problem, optimizer, num_steps, noise_multiplier=noise_std / 1000, **settings)
     wrong = asked(problem, optimizer, num_steps, noise_multiplier=1.1 * noise_std / 1000, **settings)
     found = trained(scenario, record_at, first_seed=first_seed, num_seeds=num_seeds)
-    gap, error = worst_gap(Moments().forecast(scenario, record_at), found)
-    control, _ = worst_gap(Moments().forecast(wrong, record_at), found)
+    gap, error = worst_gap(CLOSURE.forecast(scenario, record_at), found)
+    control, _ = worst_gap(CLOSURE.forecast(wrong, record_at), found)
     print(f"\nAdam {noise_std, betas, learning_rate}: {gap:+.2%} (se {error:.2%}), noise 10 % off {control:+.2%}")
     return gap, control
 
@@ -190,9 +193,9 @@ def test_logistic_models_are_as_trained(optimizer, noise_multiplier, l2_clip_nor
         )  # fmt: skip
 
     found = trained(question(), record_at, first_seed=SEED_LOGISTIC, num_seeds=300)
-    forecast, names = Moments().forecast(question(), record_at), ("loss", "test_loss", "params_norm")
+    forecast, names = CLOSURE.forecast(question(), record_at), ("loss", "test_loss", "params_norm")
     gap, error = worst_gap(forecast, found, names)
-    wrong = [Moments().forecast(other, record_at) for other in (question(1.1), question(rate_factor=1.2))]
+    wrong = [CLOSURE.forecast(other, record_at) for other in (question(1.1), question(rate_factor=1.2))]
     controls = [worst_gap(other, found, names)[0] for other in wrong]
     others = {name: worst_gap(forecast, found, (name,))[0] for name in ("gradient_norm", "clip_fraction", "accuracy")}
     print(
@@ -216,10 +219,10 @@ def test_looking_on_the_way_does_not_move_the_end_and_sees_it_right(optimizer):
     sampler = Poisson.for_batch_size(32, 400)
     scenario = asked(PROBLEM, optimizer, 300, sampler=sampler, noise_multiplier=2.0, l2_clip_norm=0.6)
     steps = [0, 1, 2, 3, 7, 40, 77, 150, 151, 299, 300]
-    unseen, seen = (Moments().forecast(scenario, at) for at in ([300], steps))
+    unseen, seen = (CLOSURE.forecast(scenario, at) for at in ([300], steps))
     assert all(seen.metrics[name][-1] == unseen.metrics[name][-1] for name in unseen.metrics)
     assert seen.steps.tolist() == steps
-    fine = Moments(time_steps=300).forecast(scenario, steps)  # where every one of them ends a time step
+    fine = replace(CLOSURE, time_steps=300).forecast(scenario, steps)  # where every one of them ends a time step
     np.testing.assert_allclose(seen.metrics["loss"], fine.metrics["loss"], rtol=5e-3)
     later = [value for step, value in zip(steps, fine.metrics["loss"]) if step > 7]
     assert abs(later[0] / later[-1] - 1) > 0.05  # so that a record of the wrong step would be seen
@@ -227,12 +230,13 @@ def test_looking_on_the_way_does_not_move_the_end_and_sees_it_right(optimizer):
 
 @pytest.mark.parametrize("optimizer", LOGISTIC_OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 def test_time_steps_have_converged(optimizer, monkeypatch):
-    fine = final_loss(Moments(time_steps=300), optimizer=optimizer)
-    assert final_loss(Moments(), optimizer=optimizer) == pytest.approx(fine, rel=3e-3)
+    fine = final_loss(replace(CLOSURE, time_steps=300), optimizer=optimizer)
+    assert final_loss(CLOSURE, optimizer=optimizer) == pytest.approx(fine, rel=3e-3)
     monkeypatch.setattr(logistic, "is_nearly_free", lambda *_: False)
-    assert final_loss(Moments(time_steps=1), optimizer=optimizer) == pytest.approx(fine, rel=3e-3)  # by halving it
+    one = replace(CLOSURE, time_steps=1)
+    assert final_loss(one, optimizer=optimizer) == pytest.approx(fine, rel=3e-3)  # by halving it
     monkeypatch.setattr(logistic, "halvings_of", lambda num_steps: 0)
-    assert final_loss(Moments(time_steps=1), optimizer=optimizer) != pytest.approx(fine, rel=3e-3)
+    assert final_loss(one, optimizer=optimizer) != pytest.approx(fine, rel=3e-3)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +252,8 @@ def test_no_grid_of_time_steps_is_unlucky(optimizer, clip, noise):
     problem = linear_model(*bundled("breast_cancer"))
     scenario = asked(problem, optimizer, 2000, sampler=Stream(64), noise_multiplier=noise, l2_clip_norm=clip)
     fine, *coarse = (
-        Moments(time_steps=count).forecast(scenario, [2000]).metrics["loss"][-1] for count in (48, 6, 8, 10, 12)
+        replace(CLOSURE, time_steps=count).forecast(scenario, [2000]).metrics["loss"][-1]
+        for count in (48, 6, 8, 10, 12)
     )
     assert coarse == pytest.approx([fine] * 4, rel=0.05)
 
@@ -265,7 +270,7 @@ def test_time_steps_have_converged_where_forces_are_flat(monkeypatch):
     )
 
     def early_loss(**settings) -> float:
-        return Moments(**settings).forecast(scenario, [300]).metrics["loss"][0]
+        return replace(CLOSURE, **settings).forecast(scenario, [300]).metrics["loss"][0]
 
     fine = early_loss(time_steps=300)
     assert early_loss() == pytest.approx(fine, rel=2e-3)
@@ -280,7 +285,7 @@ def test_variances_alone_are_close_and_covariances_matter(monkeypatch):
     monkeypatch.setattr(parted_rows, "MOST_FAINT", 0)
     monkeypatch.setattr(examples, "ALL_TAKEN", 0)
     moments._prepared.cache_clear()
-    full, half, none = (final_loss(Moments(full_covariance_features=k)) for k in (60, 30, 0))
+    full, half, none = (final_loss(replace(CLOSURE, full_covariance_features=k)) for k in (60, 30, 0))
     assert half == pytest.approx(full, rel=0.03)
     assert abs(half / full - 1) < abs(none / full - 1)
     moments._prepared.cache_clear()
@@ -289,14 +294,14 @@ def test_variances_alone_are_close_and_covariances_matter(monkeypatch):
 def test_dense_rows_are_sparse_rows():
     dense = linear_model(*(Dataset("toy", d.features.toarray(), d.labels, d.label_names) for d in sparse_logistic()))
     for num_full in (60, 20):
-        runner = Moments(full_covariance_features=num_full)
+        runner = replace(CLOSURE, full_covariance_features=num_full)
         assert final_loss(runner, problem=dense) == pytest.approx(final_loss(runner), rel=1e-4)
 
 
 def test_the_samplers_noise_is_its_own():
     """Without replacement a full batch has no noise of its own, so the loss ends lower than under Poisson sampling."""
-    whole = final_loss(Moments(), FixedSize(400, 400))
-    assert whole < final_loss(Moments(), Poisson.for_batch_size(200, 400))
+    whole = final_loss(CLOSURE, FixedSize(400, 400))
+    assert whole < final_loss(CLOSURE, Poisson.for_batch_size(200, 400))
 
 
 def test_a_subsample_is_the_same_for_everybody_and_says_what_it_adds():
@@ -304,7 +309,7 @@ def test_a_subsample_is_the_same_for_everybody_and_says_what_it_adds():
         PROBLEM, DPSGD(learning_rate=1.0), 300, sampler=Poisson.for_batch_size(32, 400),
         noise_multiplier=2.0, l2_clip_norm=0.6,
     )  # fmt: skip
-    one, two, everything = (Moments(subsample=k).forecast(scenario, [300]) for k in (200, 200, None))
+    one, two, everything = (replace(CLOSURE, subsample=k).forecast(scenario, [300]) for k in (200, 200, None))
     assert one.metrics["loss"][-1] == two.metrics["loss"][-1]
     assert everything.subsample_error == 0
     assert 0.005 < one.subsample_error < 1
@@ -319,7 +324,7 @@ def test_rows_are_the_tables_without_seed():
         PROBLEM, DPSGD(learning_rate=1.0), 50, sampler=Poisson.for_batch_size(32, 400),
         noise_multiplier=1.0, l2_clip_norm=1.0,
     )  # fmt: skip
-    table = answer([scenario], runners=[Moments(), Training()], insecure_seeds=[SEED_LOGISTIC], record_at=[0, 10])
+    table = answer([scenario], runners=[CLOSURE, Training()], insecure_seeds=[SEED_LOGISTIC], record_at=[0, 10])
     forecast = table[table["runner"] == "moments"]
     assert forecast["seed"].isna().all()
     assert set(forecast["step"]) == {0, 10, 50}
@@ -338,7 +343,7 @@ def test_a_diverging_run_is_forecast_as_diverging():
     scenario = asked(
         problem, DPSGD(learning_rate=3.0), 2000, sampler=Stream(2), noise_multiplier=0.0, l2_clip_norm=1e20
     )
-    table = answer([scenario], runners=[Moments()], record_at=[1])
+    table = answer([scenario], runners=[CLOSURE], record_at=[1])
     loss = table[table["metric"] == "loss"].set_index("step")["status"]
     assert loss[2000] == "diverged" and loss[1] == "ok"
 
@@ -348,7 +353,7 @@ def test_a_learning_rate_beyond_stability_is_not_called_ok():
         PROBLEM, DPSGD(learning_rate=30.0), 300, sampler=Poisson.for_batch_size(32, 400),
         noise_multiplier=1.0, l2_clip_norm=1.0,
     )  # fmt: skip
-    table = answer([scenario], runners=[Moments()], record_at=[300])
+    table = answer([scenario], runners=[CLOSURE], record_at=[300])
     assert not (table["status"] == "ok").any()
 
 
@@ -364,7 +369,7 @@ def test_columns_that_bend_together_overshoot_together():
             problem, DPSGD(learning_rate=1.0), 100, sampler=Poisson.for_batch_size(32, 400),
             noise_multiplier=1.0, l2_clip_norm=4.0,
         )  # fmt: skip
-        found = Moments().forecast(scenario, [])
+        found = CLOSURE.forecast(scenario, [])
         assert bool(found.extrapolated[-1]) == is_beyond
         assert any("overshoot" in reason for reason in found.reasons) == is_beyond
 
@@ -380,7 +385,7 @@ def test_examples_that_fit_each_others_noise_are_out_of_depth():
             problem, DPAdam(learning_rate=0.1), 1500, sampler=Poisson.for_batch_size(20, 100),
             noise_multiplier=1.0, l2_clip_norm=0.2,
         )  # fmt: skip
-        found = Moments().forecast(scenario, [1500])
+        found = CLOSURE.forecast(scenario, [1500])
         assert bool(found.extrapolated[-1]) == is_beyond
         assert any("fit each other's noise" in reason for reason in found.reasons) == is_beyond
 
@@ -390,16 +395,16 @@ def test_refusals_are_sentences():
     scenario = asked(
         model, DPSGD(learning_rate=0.1), 2, sampler=Poisson.for_batch_size(2, 9), noise_multiplier=1.0, l2_clip_norm=1.0
     )
-    reason = Moments().why_unsupported(scenario)
+    reason = CLOSURE.why_unsupported(scenario)
     assert reason is not None and reason.startswith("moments cannot answer") and "training" in reason
     with pytest.raises(ValueError, match="moments cannot answer"):
-        Moments().forecast(scenario, [1])
+        CLOSURE.forecast(scenario, [1])
 
 
 @pytest.mark.parametrize("field", ["full_covariance_features", "time_steps", "subsample"])
 def test_settings_out_of_range_are_named(field):
     with pytest.raises(ValueError, match=f"Expected {field} to be a whole number"):
-        Moments(**{field: -1})
+        replace(CLOSURE, **{field: -1})
 
 
 def logistic_settings(**changed) -> Scenario:
@@ -424,7 +429,7 @@ def logistic_settings(**changed) -> Scenario:
     ],
 )
 def test_where_a_forecast_is_out_of_its_depth_it_says_why(changed, words):
-    good, bad = (Moments().forecast(logistic_settings(**settings), []) for settings in ({}, changed))
+    good, bad = (CLOSURE.forecast(logistic_settings(**settings), []) for settings in ({}, changed))
     assert not good.extrapolated.any() and not good.reasons
     assert bad.extrapolated[-1] and any(words in reason for reason in bad.reasons)
 
@@ -440,7 +445,7 @@ def test_the_spread_is_as_if_from_all_examples(monkeypatch):
 
     def spread(num_examples: int) -> float:
         monkeypatch.setattr(logistic_weights, "EXAMPLES_OF_SPREAD", num_examples)
-        return Moments().forecast(scenario, [300]).metrics["loss_std"][-1]
+        return CLOSURE.forecast(scenario, [300]).metrics["loss_std"][-1]
 
     def without_squares(*given, known):
         return of_few(*given, known={1: known[1]})

@@ -13,6 +13,8 @@ from noisecast.runners import Training
 from noisecast.runners.moments import Moments, logistic_field
 from noisecast.runners.moments.batch_shape import BatchShape
 
+CLOSURE = Moments(most_runs=0)  # alone: no runs take its place
+
 SEED_DATA, SEED_TRAINING = 640_101, 640_102
 BATCH_SIZE, NUM_STEPS = 24, 600
 
@@ -44,10 +46,10 @@ def test_signs_of_heavy_tailed_batches_are_as_trained(monkeypatch):
         table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[NUM_STEPS])
         loss = table[(table.metric == "loss") & (table.step == NUM_STEPS)].value
         assert loss.sem() / loss.mean() < 0.005
-        found = Moments().forecast(scenario, [NUM_STEPS])
+        found = CLOSURE.forecast(scenario, [NUM_STEPS])
         with monkeypatch.context() as patch:
             patch.setattr(logistic_field.BatchShape, "of", lambda *_, **__: None)
-            by_two_moments = Moments().forecast(scenario, [NUM_STEPS])
+            by_two_moments = CLOSURE.forecast(scenario, [NUM_STEPS])
         trained = np.array([loss.mean(), loss.std()])
         rows.append([[f.metrics[name][-1] for name in ("loss", "loss_std")] / trained for f in (found, by_two_moments)])
         assert not found.extrapolated[-1]
@@ -81,7 +83,7 @@ def error_of_final_loss(scenario: Scenario, num_seeds: int, *, extrapolated: boo
     trained = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[scenario.num_steps])
     loss = trained[(trained.metric == "loss") & (trained.step == scenario.num_steps)].value
     assert loss.sem() / loss.mean() < 0.006
-    found = Moments().forecast(scenario, [scenario.num_steps])
+    found = CLOSURE.forecast(scenario, [scenario.num_steps])
     assert found.extrapolated[-1] == extrapolated
     return found.metrics["loss"][-1] / loss.mean() - 1
 
@@ -137,7 +139,7 @@ def test_batches_of_one_that_throw_their_example_say_so():
     for learning_rate in (0.025, 0.008):
         optimizer = DPSignSGD(learning_rate=learning_rate)
         scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=NUM_STEPS)
-        found.append(Moments().forecast(scenario, []))
+        found.append(CLOSURE.forecast(scenario, []))
     assert [bool(each.extrapolated[-1]) for each in found] == [True, False]
     assert "A batch moves the outputs" in found[0].reasons[0]
 
@@ -170,11 +172,11 @@ def test_only_columns_that_the_noise_does_not_blur_are_looked_at(monkeypatch):
 
     monkeypatch.setattr(logistic_field.BatchShape, "of", counted)
     for noise_multiplier in (0.05, 0.3, 1.0, 3.0):
-        Moments().forecast(asked(problem, 0.01, noise_multiplier), [NUM_STEPS])
+        CLOSURE.forecast(asked(problem, 0.01, noise_multiplier), [NUM_STEPS])
     heavy = [0 if shape is None else int(shape.heavy.sum()) for shape in counts]
     print(heavy)
     assert heavy == sorted(heavy, reverse=True)
     assert heavy[0] == problem.num_features and 0 < heavy[1] < heavy[0] and heavy[-1] == 0
     for optimizer in (DPSGD(learning_rate=0.1), DPAdam(learning_rate=0.01)):
-        Moments().forecast(replace(asked(problem, 0.01), optimizer=optimizer), [NUM_STEPS])
+        CLOSURE.forecast(replace(asked(problem, 0.01), optimizer=optimizer), [NUM_STEPS])
     assert len(counts) == 4

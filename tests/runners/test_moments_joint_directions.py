@@ -1,6 +1,7 @@
 """Features outside the block of a logistic forecast, whose fluctuations are kept along their joint directions."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from noisecast.problems.datasets import Dataset, bundled
 from noisecast.runners import Training, moments
 from noisecast.runners.moments import Moments, examples, parted_rows
 from noisecast.theory import collective_skew
+
+CLOSURE = Moments(most_runs=0)  # alone: no runs take its place
 
 SEED_DATA = 640_004
 
@@ -39,7 +42,7 @@ def test_features_outside_the_block_fluctuate_together(optimizer, monkeypatch):
     def found(num_full):
         moments._prepared.cache_clear()  # the examples in their parts
         scenario = asked(linear_model(common_words()), optimizer, 500)
-        return Moments(full_covariance_features=num_full).forecast(scenario, [500]).metrics
+        return replace(CLOSURE, full_covariance_features=num_full).forecast(scenario, [500]).metrics
 
     whole, few = found(200), found(10)
     monkeypatch.setattr(parted_rows, "MOST_JOINT", 0)
@@ -66,7 +69,7 @@ def test_groups_of_equal_columns_are_one_direction_each(monkeypatch):
 
     def found(num_full):
         moments._prepared.cache_clear()
-        return float(Moments(full_covariance_features=num_full).forecast(scenario, [300]).metrics["loss"][-1])
+        return float(replace(CLOSURE, full_covariance_features=num_full).forecast(scenario, [300]).metrics["loss"][-1])
 
     assert examples.Examples.of(problem, 5, 500).train.joint.shape == (195, 10)
     assert found(5) == pytest.approx(found(200), rel=0.02)
@@ -108,7 +111,7 @@ def test_many_faint_directions_are_kept_where_columns_overlap(rate, optimizer, m
 
     def off():
         moments._prepared.cache_clear()
-        return float(Moments().forecast(scenario, [600]).metrics["loss"][-1] / losses.mean() - 1)
+        return float(CLOSURE.forecast(scenario, [600]).metrics["loss"][-1] / losses.mean() - 1)
 
     found = off()
     monkeypatch.setattr(examples, "MUCH_TOGETHER", 2.0)
@@ -126,9 +129,9 @@ def test_outputs_that_neighbours_share_are_skew(monkeypatch):
     scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=DPSGD(learning_rate=6.0), num_steps=600)
     table = answer([scenario], runners=[Training()], insecure_seeds=range(SEED_DATA, SEED_DATA + 256), record_at=[600])
     losses = table[(table.metric == "loss") & (table.step == 600)].value
-    found = float(Moments().forecast(scenario, [600]).metrics["loss"][-1] / losses.mean() - 1)
+    found = float(CLOSURE.forecast(scenario, [600]).metrics["loss"][-1] / losses.mean() - 1)
     monkeypatch.setattr(collective_skew, "LEAST_SKEW", np.inf)
-    without = float(Moments().forecast(scenario, [600]).metrics["loss"][-1] / losses.mean() - 1)
+    without = float(CLOSURE.forecast(scenario, [600]).metrics["loss"][-1] / losses.mean() - 1)
     print(f"\n{found:+.4f}, Gaussians {without:+.4f}, known to {losses.sem() / losses.mean():.1%}")
     assert abs(found) < 0.03
     assert without > found + 0.015
@@ -205,7 +208,7 @@ def test_rare_words_that_always_come_together_are_as_trained(optimizer, monkeypa
 
     def found() -> tuple[float, float, bool]:
         moments._prepared.cache_clear()
-        forecast = Moments().forecast(scenario, [])
+        forecast = CLOSURE.forecast(scenario, [])
         of_loss, of_norm = (forecast.metrics[name][-1] for name in ("loss", "params_norm"))
         return of_loss / loss.mean() - 1, of_norm / norm.mean() - 1, bool(forecast.extrapolated[-1])
 
@@ -222,7 +225,7 @@ def test_rare_words_that_always_come_together_are_as_trained(optimizer, monkeypa
 
 def test_rare_words_that_often_come_together_say_so():
     often, always, never = (
-        Moments().forecast(far_above_the_best_rate(problem, RARE[0], 4.0), [])
+        CLOSURE.forecast(far_above_the_best_rate(problem, RARE[0], 4.0), [])
         for problem in (rare_words(leaving=0.4), rare_words(), rare_words(num_groups=0))
     )
     assert [bool(each.extrapolated[-1]) for each in (often, always, never)] == [True, False, False]
@@ -239,7 +242,7 @@ def test_and_their_loss_is_forecast_by_faint_directions(monkeypatch):
 
     def error():
         moments._prepared.cache_clear()
-        return Moments().forecast(scenario, []).metrics["loss"][-1] / loss.mean() - 1
+        return CLOSURE.forecast(scenario, []).metrics["loss"][-1] / loss.mean() - 1
 
     found = error()
     monkeypatch.setattr(examples, "MUCH_TOGETHER", 2.0)
@@ -317,7 +320,7 @@ def test_far_more_columns_than_rows_in_groups_are_forecast(optimizer, clip, nois
 
     def off():
         moments._prepared.cache_clear()
-        return float(Moments().forecast(scenario, [400]).metrics["loss"][-1] / losses.mean() - 1)
+        return float(CLOSURE.forecast(scenario, [400]).metrics["loss"][-1] / losses.mean() - 1)
 
     found = off()
     monkeypatch.setattr(parted_rows, "MORE_THAN_CHANCE", np.inf)
@@ -346,7 +349,7 @@ def test_products_of_a_tables_columns_are_forecast(monkeypatch):
 
     def off():
         moments._prepared.cache_clear()
-        return float(Moments().forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1)
+        return float(CLOSURE.forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1)
 
     found = off()
     monkeypatch.setattr(parted_rows, "MORE_THAN_CHANCE", np.inf)

@@ -10,6 +10,8 @@ from noisecast.problems.datasets import Dataset
 from noisecast.runners import Training
 from noisecast.runners.moments import Moments, lagging, logistic, logistic_limits, logistic_steps, multi_output
 
+CLOSURE = Moments(most_runs=0)  # alone: no runs take its place
+
 SEED_DATA, SEED_TRAINING = 640_201, 640_202
 NUM_STEPS, LOOKS = 400, (80, 400)
 
@@ -35,11 +37,11 @@ def test_averaged_directions_swing_less_than_single_ones(monkeypatch, num_classe
     seeds = range(SEED_TRAINING, SEED_TRAINING + 100)
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=LOOKS)
     trained = np.array([table[(table.metric == "loss") & (table.step == step)].value.mean() for step in LOOKS])
-    found = Moments().forecast(scenario, LOOKS)
+    found = CLOSURE.forecast(scenario, LOOKS)
     for home in (logistic_steps, multi_output):
         single = home.advance_covariance
         monkeypatch.setattr(home, "advance_covariance", lambda *a, lag, single=single, **named: single(*a, **named))
-    by_single = Moments().forecast(scenario, LOOKS)
+    by_single = CLOSURE.forecast(scenario, LOOKS)
     off, off_by_single = (np.array(f.metrics["loss"]) / trained - 1 for f in (found, by_single))
     print(f"\n{off.round(4)}; single {off_by_single.round(4)}")
     assert abs(off).max() < 0.03
@@ -62,12 +64,12 @@ def test_averages_of_few_gradients_do_not_lag(monkeypatch):
         record_at=looks,
     )
     trained = np.array([table[(table.metric == "loss") & (table.step == step)].value.mean() for step in looks])
-    found = Moments().forecast(scenario, looks)
+    found = CLOSURE.forecast(scenario, looks)
     closure = DPAdam(learning_rate=0.06).theory.closure
     late = replace(closure, lag_of=lambda step, num_steps: closure.lag)
     for reader in (logistic._LogisticSolve, logistic.FrozenSteps):
         monkeypatch.setattr(reader, "closure", property(lambda _: late, lambda *_: None), raising=False)
-    by_lag = Moments().forecast(scenario, looks)
+    by_lag = CLOSURE.forecast(scenario, looks)
     off, off_by_lag = (np.array(f.metrics["loss"]) / trained - 1 for f in (found, by_lag))
     print(f"\n{off.round(4)}; always lagging {off_by_lag.round(4)}")
     assert abs(off).max() < 0.11 and abs(off[1:]).max() < 0.04
@@ -90,7 +92,7 @@ def test_where_directions_swing_past_they_are_followed_or_the_first_rows_say_so(
         seeds = range(SEED_TRAINING, SEED_TRAINING + 32)
         table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=looks)
         trained = [table[(table.metric == "loss") & (table.step == step)].value.mean() for step in looks]
-        forecast = Moments().forecast(scenario, looks)
+        forecast = CLOSURE.forecast(scenario, looks)
         return np.array(forecast.metrics["loss"]) / trained - 1, forecast
 
     off, forecast = found(0.05)
@@ -133,7 +135,7 @@ def test_large_steps_of_averages_are_sound_far_below_what_explodes(monkeypatch, 
     seeds = range(SEED_TRAINING, SEED_TRAINING + 128)
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[300])
     trained = table[(table.metric == "loss") & (table.step == 300)].value.mean()
-    found = Moments().forecast(scenario, [300])
+    found = CLOSURE.forecast(scenario, [300])
     off = found.metrics["loss"][-1] / trained - 1
     print(f"\n{off:+.4f}, curvature {max(seen):.3g}")
     assert reach[0] < max(seen) < reach[1]
@@ -150,7 +152,7 @@ def test_a_first_large_step_of_dp_adam_is_no_divergence(learning_rate, num_class
     mechanism = SampledGaussian(noise_multiplier=0.5, l2_clip_norm=1.0, sampler=sampler)
     optimizer = DPAdam(learning_rate=learning_rate)
     scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=optimizer, num_steps=300)
-    found = Moments().forecast(scenario, [300])
+    found = CLOSURE.forecast(scenario, [300])
     trained = answer([scenario], runners=[Training()], insecure_seeds=range(16), record_at=[300])
     loss = trained[(trained.metric == "loss") & (trained.step == 300)].value.mean()
     print(f"\n{found.metrics['loss'][-1]:.4f}, trained {loss:.4f}")
@@ -183,9 +185,9 @@ def test_short_runs_of_dp_adam_are_as_trained(monkeypatch, num_classes, learning
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=looks)
     losses = [table[(table.metric == "loss") & (table.step == step)].value for step in looks]
     trained, std = (np.array([getattr(each, name)() for each in losses]) for name in ("mean", "std"))
-    found = Moments().forecast(scenario, looks)
+    found = CLOSURE.forecast(scenario, looks)
     monkeypatch.setattr(lagging.Lagging, "should_be_followed", lambda *_: False)
-    by_envelope = np.array(Moments().forecast(scenario, looks).metrics["loss"]) / trained - 1
+    by_envelope = np.array(CLOSURE.forecast(scenario, looks).metrics["loss"]) / trained - 1
     off, of_std = (found.metrics[name] / one - 1 for name, one in (("loss", trained), ("loss_std", std)))
     known = (std / trained / 200**0.5).round(4)
     print(f"\n{off.round(4)}, known to {known}; std {of_std.round(2)}; by its envelope {by_envelope.round(4)}")
@@ -206,10 +208,10 @@ def test_the_spread_of_dp_adams_first_steps_is_that_of_averages(monkeypatch):
     seeds = range(SEED_TRAINING, SEED_TRAINING + 400)
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=looks)
     trained = np.array([table[(table.metric == "loss") & (table.step == step)].value.std() for step in looks])
-    found = Moments().forecast(scenario, looks)
+    found = CLOSURE.forecast(scenario, looks)
     monkeypatch.setattr(lagging.Lagging, "should_be_followed", lambda *_: False)
     off, off_by_gradients = (
-        np.array(each.metrics["loss_std"]) / trained - 1 for each in (found, Moments().forecast(scenario, looks))
+        np.array(each.metrics["loss_std"]) / trained - 1 for each in (found, CLOSURE.forecast(scenario, looks))
     )
     print(f"\n{off.round(3)}, by gradients that lag {off_by_gradients.round(3)}; known to 3.5 %")
     assert abs(off).max() < 0.15
@@ -228,10 +230,10 @@ def test_what_is_followed_is_given_up_where_a_swing_is_no_gaussian(monkeypatch):
     seeds = range(SEED_TRAINING, SEED_TRAINING + 400)
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[30])
     losses = table[(table.metric == "loss") & (table.step == 30)].value
-    found = Moments().forecast(scenario, [30])
+    found = CLOSURE.forecast(scenario, [30])
     monkeypatch.setattr(lagging, "MOST_BENT", np.inf)
     off, off_by_gaussians = (
-        float(each.metrics["loss"][0]) / losses.mean() - 1 for each in (found, Moments().forecast(scenario, [30]))
+        float(each.metrics["loss"][0]) / losses.mean() - 1 for each in (found, CLOSURE.forecast(scenario, [30]))
     )
     known = losses.std() / losses.mean() / 20
     print(f"\n{off:+.3f}, by Gaussians {off_by_gaussians:+.3f}, known to {known:.3f}")

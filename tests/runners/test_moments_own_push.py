@@ -1,5 +1,7 @@
 """More features than rows: examples fit each other's noise, and their outputs are skew."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -10,6 +12,8 @@ from noisecast.runners import Training, moments
 from noisecast.runners.moments import Moments, examples, logistic_steps
 from noisecast.runners.moments.pushes import Pushes
 from noisecast.theory import own_push
+
+CLOSURE = Moments(most_runs=0)  # alone: no runs take its place
 
 SEED_DATA, SEED_TRAINING = 640_401, 640_402
 
@@ -35,9 +39,9 @@ def test_skew_outputs_are_forecast(monkeypatch, optimizer):
     seeds = range(SEED_TRAINING, SEED_TRAINING + 192)
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[500])
     losses = table[(table.metric == "loss") & (table.step == 500)].value
-    found = Moments().forecast(scenario, [500]).metrics["loss"][-1]
+    found = CLOSURE.forecast(scenario, [500]).metrics["loss"][-1]
     monkeypatch.setattr(own_push, "PUSHED", 2.0)  # outputs stay Gaussians
-    gaussian = Moments().forecast(scenario, [500]).metrics["loss"][-1]
+    gaussian = CLOSURE.forecast(scenario, [500]).metrics["loss"][-1]
     off, off_gaussian = found / losses.mean() - 1, gaussian / losses.mean() - 1
     print(f"\n{off:+.4f}, Gaussian {off_gaussian:+.4f}, trained ±{losses.sem() / losses.mean():.4f}")
     assert abs(off) < 0.035
@@ -55,14 +59,14 @@ def test_what_is_pushed_lasts_in_the_weights(monkeypatch):
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[500])
     table = table[table.step == 500]
     loss, norm = (table[table.metric == metric].value for metric in ("loss", "params_norm"))
-    found = Moments().forecast(scenario, [500]).metrics
+    found = CLOSURE.forecast(scenario, [500]).metrics
     of_run = loss.std()
     with monkeypatch.context() as gaussian:
         gaussian.setattr(own_push, "PUSHED", 2.0)  # outputs stay Gaussians
-        spread, of_gaussians = found["loss_std"][-1], Moments().forecast(scenario, [500]).metrics["loss_std"][-1]
+        spread, of_gaussians = found["loss_std"][-1], CLOSURE.forecast(scenario, [500]).metrics["loss_std"][-1]
     none = Pushes.lasting
     monkeypatch.setattr(Pushes, "lasting", lambda *given: tuple(0 * part for part in none(*given)))
-    without = Moments().forecast(scenario, [500]).metrics
+    without = CLOSURE.forecast(scenario, [500]).metrics
     off, off_without = (
         [each["loss"][-1] / loss.mean() - 1, each["params_norm"][-1] / norm.mean() - 1] for each in (found, without)
     )
@@ -85,7 +89,7 @@ def test_time_steps_have_converged_where_little_of_the_loss_is_left(monkeypatch)
     scenario = Scenario(problem=problem, mechanism=mechanism, optimizer=DPAdam(learning_rate=0.12), num_steps=500)
 
     def loss(time_steps=12):
-        return Moments(time_steps=time_steps).forecast(scenario, [500]).metrics["loss"][-1]
+        return replace(CLOSURE, time_steps=time_steps).forecast(scenario, [500]).metrics["loss"][-1]
 
     fine, found = loss(time_steps=100), loss()
     monkeypatch.setattr(moments.logistic, "LARGEST_BEND_OF_LAWS", moments.logistic.LARGEST_BEND)
@@ -108,9 +112,9 @@ def test_what_is_forgotten_fast_is_not_what_is_pushed_away(monkeypatch):
     seeds = range(SEED_TRAINING, SEED_TRAINING + 384)
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[500])
     losses = table[(table.metric == "loss") & (table.step == 500)].value
-    off = Moments().forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1
+    off = CLOSURE.forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1
     monkeypatch.setattr(Pushes, "_rate_share", lambda *given: 1.0)
-    without = Moments().forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1
+    without = CLOSURE.forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1
     print(f"\n{off:+.4f}, all forgotten alike {without:+.4f}, trained ±{losses.sem() / losses.mean():.4f}")
     assert abs(off) < 0.05
     assert without > off + 0.05
@@ -129,7 +133,7 @@ def test_few_examples_far_out_are_said():
         scenario = Scenario(
             problem=linear_model(data), mechanism=mechanism, optimizer=DPSGD(learning_rate=1.0), num_steps=300
         )
-        found = Moments().forecast(scenario, [0, 300])
+        found = CLOSURE.forecast(scenario, [0, 300])
         assert found.metrics["loss"][-1] < 0.02 and found.extrapolated.tolist() == [False, True]
         assert any("Less than 5%" in reason for reason in found.reasons)
 
@@ -153,7 +157,7 @@ def test_copies_of_a_row_push_along_one_line(monkeypatch):
 
     def off():
         moments._prepared.cache_clear()
-        return float(Moments().forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1)
+        return float(CLOSURE.forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1)
 
     with_directions = off()
     monkeypatch.setattr(examples, "MUCH_TOGETHER", 2.0)
@@ -189,9 +193,9 @@ def test_few_examples_of_as_many_columns_skew_themselves(monkeypatch):
     seeds = range(SEED_TRAINING, SEED_TRAINING + 300)
     table = answer([scenario], runners=[Training()], insecure_seeds=seeds, record_at=[500])
     losses = table[(table.metric == "loss") & (table.step == 500)].value
-    found = Moments().forecast(scenario, [500])
+    found = CLOSURE.forecast(scenario, [500])
     monkeypatch.setattr(logistic_steps, "MOST_OFTEN", 0.0)
-    without = Moments().forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1
+    without = CLOSURE.forecast(scenario, [500]).metrics["loss"][-1] / losses.mean() - 1
     off, known = found.metrics["loss"][-1] / losses.mean() - 1, losses.sem() / losses.mean()
     print(f"\n{off:+.4f}, without {without:+.4f}, trained ±{known:.4f}")
     assert abs(off) < 0.03 + 2 * known

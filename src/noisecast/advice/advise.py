@@ -22,8 +22,8 @@ from noisecast.privacy.calibration import calibrate_noise_multiplier
 from noisecast.privacy.mechanism import Adjacency, SampledGaussian
 from noisecast.privacy.sampling import Sampler
 from noisecast.problems.linear import LinearModel
-from noisecast.runners.moments import LARGEST_SUBSAMPLE_ERROR, Moments, table_of
-from noisecast.runners.moments.forecast import Forecast
+from noisecast.runners.moments import Moments, table_of
+from noisecast.runners.moments.forecast import LARGEST_SUBSAMPLE_ERROR, Forecast
 from noisecast.runners.runner import Progress
 from noisecast.scenario import Scenario, check_constant_rates
 from noisecast.table import OK

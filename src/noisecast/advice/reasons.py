@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from noisecast.advice.prediction import Prediction
 from noisecast.advice.thresholds import TOO_CLOSE
 from noisecast.forecasting.outcome import FORECAST_ERROR, Outcome
-from noisecast.table import DIVERGED, EXTRAPOLATED, OK
+from noisecast.table import DIVERGED, EXTRAPOLATED
 
 HARDLY = 0.01  # of the value: an untrained model that is behind by less is as good
 
@@ -80,7 +80,7 @@ def _behind(chosen: Prediction, other: Prediction) -> str:
         return "diverges"
     by = chosen.outcome.lead_over(other.outcome)
     text = f"{max(by, 0):.1%} worse" if math.isfinite(by) else "not to be relied on"
-    return text if other.outcome.status == OK else f"{text}, {other.outcome.status}"
+    return text if other.outcome.is_sound else f"{text}, {other.outcome.status}"
 
 
 def _value(prediction: Prediction) -> str:

@@ -8,7 +8,7 @@ from noisecast.advice.reasons import confidence_in, reason_for
 from noisecast.advice.search import Found
 from noisecast.advice.tuning_price import TuningPrice
 from noisecast.forecasting.outcome import Outcome
-from noisecast.table import EXTRAPOLATED, OK
+from noisecast.table import EXTRAPOLATED
 
 WORTH_RETUNING = 2e-3  # of the value: a smaller gain does not change settings
 WORTH_OTHER_BATCHES = 1e-2
@@ -77,7 +77,7 @@ def _settled(ways: Sequence[Prediction]) -> Prediction:
 
 def _passed_over(chosen: Prediction, predictions: Sequence[Prediction]) -> int:
     """Predictions that look better and are extrapolated."""
-    if chosen.outcome.status != OK:
+    if not chosen.outcome.is_sound:
         return 0
     return sum(
         each.outcome.status == EXTRAPOLATED and each.outcome.order[1] < chosen.outcome.order[1] for each in predictions

@@ -12,7 +12,14 @@ from rich.table import Table
 from scipy.special import bdtrc, ndtr, stdtr
 
 from noisecast.cli.answer import changing_rates, schedules_of
-from noisecast.cli.forecast import FullCovarianceFeatures, Subsample, TimeSteps, able_and_refused, moments_with
+from noisecast.cli.forecast import (
+    FullCovarianceFeatures,
+    MostRuns,
+    Subsample,
+    TimeSteps,
+    able_and_refused,
+    moments_with,
+)
 from noisecast.cli.known_means import trained_on, what_is_not_known
 from noisecast.cli.output import TABLE_STYLE, Json, print_json, print_whole, to_reader, warn, whole_number
 from noisecast.cli.places import check_places
@@ -24,7 +31,7 @@ from noisecast.runners import Training
 from noisecast.runners import answer as ask
 from noisecast.scenario import warnings_of
 from noisecast.scenario_file import read_scenario_file
-from noisecast.table import EXTRAPOLATED, METRICS, OK, write_table
+from noisecast.table import EXTRAPOLATED, METRICS, OK, SIMULATED, write_table
 
 WHY_EXTRAPOLATED = "Why cells are extrapolated, and need not be right: noisecast forecast {}"
 FOR_STUDY = (
@@ -57,13 +64,14 @@ def accuracy(
     subsample: Subsample = None,
     time_steps: TimeSteps = None,
     full_covariance_features: FullCovarianceFeatures = None,
+    most_runs: MostRuns = None,
     output: Annotated[Path | None, Parameter(help="Parquet file for all rows.")] = None,
     figure: Annotated[Path | None, Parameter(help="Picture of both (.png, .pdf or .svg).")] = None,
     json: Json = False,
 ) -> None:
     """The forecast against training, over the grid of a scenario file: errors beside the standard error of training."""
     check_places(output, figure)
-    moments = moments_with(subsample, time_steps, full_covariance_features)
+    moments = moments_with(subsample, time_steps, full_covariance_features, most_runs)
     question = read_scenario_file(scenario)
     able, refused = able_and_refused(question, moments)
     insecure = question.insecure_seeds if seeds is None else None
@@ -155,8 +163,8 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
     """Errors over the cells that `accuracy_picture.data` compares: shares of the trained mean.
 
     Returns: by name, of the last step: num_cells; num_left_out, in which a seed or the forecast diverged;
-      num_extrapolated among the compared; median, percentile_95 and worst |error|; worst_of_others, that are not
-      extrapolated; within_1_percent, within_5_percent,
+      num_extrapolated and num_simulated among the compared; median, percentile_95 and worst |error|; worst_of_others,
+      that are not extrapolated; within_1_percent, within_5_percent,
       shares of cells; median_standard_error of the trained means; num_beyond_two, errors beyond two standard errors;
       farthest, in standard errors, the error least like chance; chance_of_farthest, at most, that one cell lies there;
       median_error_of_std, worst_error_of_std, of the standard deviation over runs, and std_known_to, to what share the
@@ -169,6 +177,7 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
         "num_cells": len(compared),
         "num_left_out": len(cells) - len(compared),
         "num_extrapolated": int((compared["status"] == EXTRAPOLATED).sum()),
+        "num_simulated": int((compared["status"] == SIMULATED).sum()),
     }
     if compared.empty:
         return found
@@ -290,7 +299,8 @@ def _summary_shown(summaries: dict[str, dict[str, Any]]) -> Table:
     for name, value in lines.items():
         table.add_row(name, *(value(s) if s["num_cells"] else "–" for s in summaries.values()))
     table.add_row("cells compared", *(str(s["num_cells"]) for s in summaries.values()))
-    for name, label in (("num_extrapolated", "of them extrapolated"), ("num_left_out", "left out, diverged")):
+    labels = ("of them simulated", "of them extrapolated", "left out, diverged")
+    for name, label in zip(("num_simulated", "num_extrapolated", "num_left_out"), labels, strict=True):
         if any(s[name] for s in summaries.values()):
             table.add_row(label, *(str(s[name]) for s in summaries.values()))
     if any(s["num_extrapolated"] for s in summaries.values()):

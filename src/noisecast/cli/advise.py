@@ -362,7 +362,7 @@ def _banded(prediction: Any) -> str:
     value, half = prediction.outcome.value, prediction.half_width
     if not math.isfinite(value) or not math.isfinite(half):
         return "diverges"
-    mark = "~" if prediction.outcome.status != "ok" else ""
+    mark = "" if prediction.outcome.is_sound else "~"
     if half <= 0:
         return mark + number(value, 4)
     decimals = min(6, max(0, 1 - math.floor(math.log10(half))))
@@ -375,7 +375,7 @@ def _loss(prediction: Any) -> str:
     value = prediction.outcome.value
     if not math.isfinite(value):
         return "diverges"
-    return ("~" if prediction.outcome.status != "ok" else "") + (f"{value:.0e}" if value >= 1e4 else number(value, 3))
+    return ("" if prediction.outcome.is_sound else "~") + (f"{value:.0e}" if value >= 1e4 else number(value, 3))
 
 
 def _sentence(text: str) -> str:

@@ -22,7 +22,7 @@ from noisecast.runners import Moments, refusals
 from noisecast.runners import answer as ask
 from noisecast.scenario import Scenario, warnings_of
 from noisecast.scenario_file import read_scenario_file
-from noisecast.table import EXTRAPOLATED, OK, write_table
+from noisecast.table import EXTRAPOLATED, OK, SIMULATED, write_table
 
 SETTINGS = ("optimizer", "learning_rate", "l2_clip_norm", "noise_multiplier", "epsilon", "nominal_epsilon")
 
@@ -105,13 +105,14 @@ def summaries(table: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
     last = holding.groupby(["scenario", "runner"])["step"].transform("max")
     settings = {row["scenario"]: row for row in table.drop_duplicates("scenario").to_dict("records")}
     ends, found = holding.loc[holding["step"] == last], []
-    loose = set(ends.loc[ends["status"] == EXTRAPOLATED, ["scenario", "runner"]].itertuples(index=False, name=None))
+    said = ends.loc[ends["status"].isin([EXTRAPOLATED, SIMULATED]), ["scenario", "runner", "status"]]
+    said = {(scenario, runner): status for scenario, runner, status in said.itertuples(index=False, name=None)}
     ends = ends.assign(status=ends["status"].where(ends["status"] != EXTRAPOLATED, OK))
     for row in scenario_picture.data(ends, metric).to_dict("records"):
         kept = {name: row[name] for name in ("scenario", "runner", "mean", "num_steps")}
         kept |= {name: int(row[name]) for name in ("step", "num_seeds", "num_diverged")}
         kept["half_width"] = row["high"] - row["mean"]
-        kept["status"] = EXTRAPOLATED if (row["scenario"], row["runner"]) in loose else OK
+        kept["status"] = said.get((row["scenario"], row["runner"]), OK)
         kept |= {name: settings[row["scenario"]][name] for name in SETTINGS}
         found.append({name: _plain(value) for name, value in kept.items()})
     return found

@@ -29,7 +29,7 @@ from noisecast.runners.moments import table_of
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.scenario import Scenario, check_constant_rates, warnings_of
 from noisecast.scenario_file import read_scenario_file
-from noisecast.table import OK
+from noisecast.table import EXTRAPOLATED, OK, SIMULATED, SOUND
 
 NON_PRIVATE = "Non-private: computed from the examples without noise; use a public proxy to plan."
 MOST_NAMES = 4  # of rows that a note is about
@@ -65,6 +65,13 @@ FullCovarianceFeatures = Annotated[
         help="Features whose weights have a full covariance: more are better where columns overlap, and slower.",
     ),
 ]
+MostRuns = Annotated[
+    int | None,
+    Parameter(
+        converter=whole_number,
+        help="Where the solver is out of its depth and examples are few: simulate up to that many runs. 0: never.",
+    ),
+]
 
 
 def forecast(
@@ -89,6 +96,7 @@ def forecast(
     subsample: Subsample = None,
     time_steps: TimeSteps = None,
     full_covariance_features: FullCovarianceFeatures = None,
+    most_runs: MostRuns = None,
     output: Annotated[Path | None, Parameter(help="Parquet file for all rows.")] = None,
     figure: Annotated[Path | None, Parameter(help="Picture of loss against steps (.png, .pdf or .svg).")] = None,
     json: Json = False,
@@ -96,7 +104,7 @@ def forecast(
     """What the runs of a scenario file will do: forecast by moments, without training. Non-private."""
     check_places(output, figure)
     _check_options(best, crossing, record, output, figure)
-    moments = moments_with(subsample, time_steps, full_covariance_features)
+    moments = moments_with(subsample, time_steps, full_covariance_features, most_runs)
     question = read_scenario_file(scenario)
     able, refused = able_and_refused(question, moments)
     if best or crossing:
@@ -142,11 +150,14 @@ def forecast(
 # --- What is asked ---------------------------------------------------------------------------------------------------
 
 
-def moments_with(subsample: int | None, time_steps: int | None, full_covariance_features: int | None) -> Moments:
+def moments_with(
+    subsample: int | None, time_steps: int | None, full_covariance_features: int | None, most_runs: int | None
+) -> Moments:
     given: Any = {
         "subsample": subsample,
         "time_steps": time_steps,
         "full_covariance_features": full_covariance_features,
+        "most_runs": most_runs,
     }
     return Moments(**{name: value for name, value in given.items() if value is not None})
 
@@ -246,7 +257,7 @@ def _train_commands(file: Path, scenarios: Sequence[Scenario], results: Sequence
     """One for each noise: of the optimizer with the lowest loss there, first the relied upon."""
     ends: dict[float, list[tuple[tuple[bool, float], Scenario]]] = {}
     for each, result in zip(scenarios, results, strict=True):
-        order = result["status"] != OK, result["non_private_metrics"]["loss"]
+        order = result["status"] not in SOUND, result["non_private_metrics"]["loss"]
         ends.setdefault(each.mechanism.noise_multiplier, []).append((order, each))
     return train_commands(file, [(min(some, key=lambda pair: pair[0])[1], None) for some in ends.values()])
 
@@ -256,11 +267,16 @@ def _shown(scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]], is_
     levels = list(dict.fromkeys(result["noise_multiplier"] for result in results))
     is_choice = len(results) > len({(r["optimizer"], r["noise_multiplier"]) for r in results})
     has_status = any(result["status"] != OK for result in results)
+    has_extrapolated = any(result["status"] == EXTRAPOLATED for result in results)
     caption = "Forecast: nothing was trained."
+    if any(result["status"] == SIMULATED for result in results):
+        caption = "Forecast. Simulated rows are means over runs of the optimizer."
     if any("loss_std" in result["non_private_metrics"] for result in results):
-        caption += f" {BAND}" + (" Rows that are not ok may end elsewhere." if has_status else "")
+        caption += f" {BAND}" + (" Extrapolated rows may end elsewhere." if has_extrapolated else "")
     if is_choice:
-        caption += f" * lowest loss of its optimizer at that noise{', rows that are ok first' if has_status else ''}."
+        caption += (
+            f" * lowest loss of its optimizer at that noise{', extrapolated rows last' if has_extrapolated else ''}."
+        )
     caption += f" ε at delta {first.target_delta:g}."
     title = "Best learning rate and clip norm" if is_best else "Forecast"
     table = Table(

@@ -20,7 +20,7 @@ from noisecast.scenario import Scenario
 OPTIMIZERS = {kind.name: kind for kind in (DPSGD, DPSignSGD, DPAdam)}
 FORECAST = "forecast"
 USUAL_PROBABILITY = 0.1  # of a row to be in a batch
-CHEAP = Moments(full_covariance_features=20, time_steps=10, subsample=1000)
+CHEAP = Moments(full_covariance_features=20, time_steps=10, subsample=1000, most_runs=0)
 START_RATE = 0.05  # only where the forecast finds no gradient to start from
 HOPELESS = 0.02  # a forecast that lowers the loss by less than this share says that nothing can be learnt
 

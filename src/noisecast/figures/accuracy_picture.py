@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 
 from noisecast.figures._style import OPTIMIZER_COLOURS, OTHER_COLOUR, RC, RUNNER_LINES, low_ends, plain_numbers
 from noisecast.printed import counted
-from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
+from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK, SIMULATED
 
 if TYPE_CHECKING:  # imported where one is drawn, as in `scenario_picture`
     from matplotlib.figure import Figure
@@ -23,6 +23,7 @@ CELL = [
     "num_steps",
 ]  # fmt: skip
 MARKERS = "osD^vP"
+SIGNS = {EXTRAPOLATED: ("x", "crosses: called extrapolated."), SIMULATED: ("+", "plus signs: simulated.")}
 LEGEND_LINE = 0.16  # inches
 
 
@@ -110,8 +111,9 @@ def _draw_panel(panel: Any, frame: Any, x: str) -> None:
     for (cell, curve), shade, marker in zip(cells, _shades(colour, len(cells)), cycle(MARKERS), strict=False):
         curve = curve.sort_values(x)
         panel.plot(curve[x], curve["forecast"], linestyle=RUNNER_LINES["moments"][0], linewidth=1.3, color=shade)
-        beyond = curve[curve["status"] == EXTRAPOLATED]
-        panel.plot(beyond[x], beyond["forecast"], linestyle="none", marker="x", markersize=6, color=shade)
+        for status, (sign, _) in SIGNS.items():
+            such = curve[curve["status"] == status]
+            panel.plot(such[x], such["forecast"], linestyle="none", marker=sign, markersize=6, color=shade)
         panel.errorbar(
             curve[x], curve["trained_mean"], _bars(curve), linestyle="none", marker=marker, markersize=3.6, color=shade,
             capsize=2, linewidth=1, label=_label(cell, cells),
@@ -189,5 +191,6 @@ def seeds_a_cell(cells: Any) -> str:
 
 def _caption(frame: Any) -> str:
     seeds = seeds_a_cell(last_steps(frame))
-    crosses = " crosses: called extrapolated." if EXTRAPOLATED in set(frame["status"]) else ""
-    return f"dash-dot: forecast.{crosses} dots: mean of {seeds} trained seeds, bars: its 95 % interval. Non-private."
+    there = set(frame["status"])
+    signs = "".join(f" {said}" for status, (_, said) in SIGNS.items() if status in there)
+    return f"dash-dot: forecast.{signs} dots: mean of {seeds} trained seeds, bars: its 95 % interval. Non-private."

@@ -18,7 +18,7 @@ from noisecast.figures._style import (
     plain_numbers,
 )
 from noisecast.privacy.accounting import epsilon_text
-from noisecast.table import METRICS, OK
+from noisecast.table import METRICS, SOUND
 
 if TYPE_CHECKING:  # where one is drawn it is imported: `data` is asked for by tables too, and Matplotlib takes a second
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def data(table: pd.DataFrame, metric: str = "loss") -> pd.DataFrame:
 
 
 def _summary(rows: pd.DataFrame) -> pd.Series:
-    values = rows.loc[rows["status"] == OK, "value"].to_numpy()
+    values = rows.loc[rows["status"].isin(SOUND), "value"].to_numpy()
     count = len(values)
     mean = values.mean() if count else np.nan
     half = stdtrit(count - 1, 0.975) * values.std(ddof=1) / math.sqrt(count) if count > 1 else np.nan

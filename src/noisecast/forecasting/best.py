@@ -348,12 +348,16 @@ class _Search:
         if self.flat_towards and outcome.lead_over(self._ask("full", [beside])[0]) <= FLAT:
             which = "Smaller" if self.flat_towards < 0 else "Larger"
             self.reasons.append(f"{which} clip norms do as well: they change the forecast by less than {FLAT:.1%}.")
-        if outcome.is_nearly_gone:
+        scenario = self._scenario_at(best)
+        asker = self.askers["full"]
+        forecast = next(asker.moments.forecasts([scenario], [0]))
+        named = Outcome.of(forecast, asker.metric)  # with what a subsample adds, and runs where the closure is rough
+        if named.is_nearly_gone:
             self.reasons.append(
                 "It is extrapolated only because its loss is nearly gone, which is no reason to pass it over: the "
                 "order of magnitude is known."
             )
-        elif outcome.status == EXTRAPOLATED:
+        elif named.status == EXTRAPOLATED and outcome.status == EXTRAPOLATED:
             self.reasons.append("At the best cell the forecast is extrapolated: check it by training.")
         passed = [
             other
@@ -380,18 +384,14 @@ class _Search:
             }
             for (setting, point), tried in self.tried.items()
         ]
-        scenario = self._scenario_at(best)
-        asker = self.askers["full"]
-        forecast = next(asker.moments.forecasts([scenario], [0]))
-        outcome = Outcome.of(forecast, asker.metric)  # with what a subsample adds
         start = float(forecast.metrics[asker.metric][0])
-        if not outcome.order < replace(outcome, value=start).order:
+        if not named.order < replace(named, value=start).order:
             self.reasons.append(
                 f"It is no better than the start, {start:.4g}: the search found no setting that trains this problem. "
                 "Bring its columns to one scale, or give learning_rates and l2_clip_norms around a setting that does."
             )
-        reasons = tuple(dict.fromkeys((*self.reasons, *outcome.reasons)))
-        return BestForecast(scenario, outcome, pd.DataFrame(cells), reasons)
+        reasons = tuple(dict.fromkeys((*self.reasons, *named.reasons)))
+        return BestForecast(scenario, named, pd.DataFrame(cells), reasons)
 
 
 def _rounded(logarithm: float) -> float:

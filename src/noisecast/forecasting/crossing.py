@@ -194,7 +194,7 @@ class _Contest:
             better_above=second if first_is_better_below else first,
             value=float(np.mean([outcome.value for outcome in outcomes])),
             shift_per_percent=shift,
-            status=OK if all(outcome.status == OK for outcome in outcomes) else EXTRAPOLATED,
+            status=OK if all(outcome.is_sound for outcome in outcomes) else EXTRAPOLATED,
         )
 
     def found(self, crossings: tuple[Crossing, ...]) -> CrossingForecast:

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from noisecast.runners.moments import LARGEST_SUBSAMPLE_ERROR, Moments
-from noisecast.runners.moments.forecast import OF_A_FIT, Forecast, Rough
+from noisecast.runners.moments import Moments
+from noisecast.runners.moments.forecast import LARGEST_SUBSAMPLE_ERROR, OF_A_FIT, Forecast, Rough
 from noisecast.scenario import Scenario
-from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK
+from noisecast.table import DIVERGED, EXTRAPOLATED, METRICS, OK, SOUND
 
 Range = tuple[float, float]
 # Of the loss: of the 108 IMDB cells of docs/accuracy.md 95 % are off by less. Not where everything is clipped.
@@ -28,7 +28,7 @@ class Outcome:
       metric: what was asked for.
       value: of the metric at the last step; inf or NaN where it diverges.
       spread: its predicted standard deviation over runs; NaN where none is predicted.
-      status: `ok`, `extrapolated` (the closure is out of its depth) or `diverged`.
+      status: `ok`, `extrapolated` (the closure is out of its depth), `simulated` (runs took its place) or `diverged`.
       reasons: why it may be off, one sentence each.
     """
 
@@ -45,7 +45,6 @@ class Outcome:
             raise ValueError(f"Expected a metric among {', '.join(forecast.metrics)}, got {metric}.")
         value = float(forecast.metrics[metric][-1])
         spread = forecast.metrics.get(f"{metric}_std")
-        is_beyond = forecast.extrapolated[-1] or forecast.subsample_error > LARGEST_SUBSAMPLE_ERROR
         reasons = forecast.reasons
         if forecast.subsample_error > LARGEST_SUBSAMPLE_ERROR:
             reasons = (
@@ -56,9 +55,14 @@ class Outcome:
             metric=metric,
             value=value,
             spread=math.nan if spread is None else float(spread[-1]),
-            status=DIVERGED if not math.isfinite(value) else EXTRAPOLATED if is_beyond else OK,
+            status=forecast.status[-1] if math.isfinite(value) else DIVERGED,
             reasons=reasons,
         )
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is to be relied upon."""
+        return self.status in SOUND
 
     @property
     def half_width(self) -> float:
@@ -115,7 +119,7 @@ class Outcome:
         >>> Outcome("accuracy", 0.9, 0.1, OK).order < Outcome("accuracy", 0.8, 0.1, OK).order
         True
         """
-        value, status = self.cost, self.status
+        value, status = self.cost, OK if self.is_sound else self.status
         if self.is_nearly_gone:
             status, value = OK, max(value, NEGLIGIBLE) if value > 0 else value
         elif self.is_known_roughly:
@@ -148,12 +152,14 @@ def cheap(moments: Moments, metric: str) -> Moments:
         time_steps=min(moments.time_steps, 4),
         subsample=min(moments.subsample or 2000, 2000),
         loss_alone=metric == "loss",
+        most_runs=0,
     )
 
 
 @dataclass(frozen=True)
 class Asker:
-    """Forecasts how scenarios end, to compare them: what a subsample adds, it adds to all.
+    """Forecasts how scenarios end, to compare them: what a subsample adds, it adds to all. By the closure alone, whose
+    numbers change smoothly from cell to cell, and cost little.
 
     Args:
       metric: of the last step.   moments: the setting.   tick: called after every forecast.
@@ -168,7 +174,7 @@ class Asker:
     def __call__(self, scenarios: Sequence[Scenario]) -> list[Outcome]:
         outcomes = []
         ask = self.forecasters or Moments.forecasts
-        for found in ask(self.moments, scenarios, []) if scenarios else ():
+        for found in ask(replace(self.moments, most_runs=0), scenarios, []) if scenarios else ():
             outcomes.append(Outcome.of(found._replace(subsample_error=0.0), self.metric))
             self.tick()
         return outcomes

@@ -212,7 +212,7 @@ def _answer(at: Any, forecasts: Any, score: Score) -> Answer:
 
 def _by_merit(rows: Any, score: Score) -> Any:
     sign = -1 if score.larger_is_better else 1
-    order = {"ok": 0, "extrapolated": 1, DIVERGED: 2}
+    order = {"ok": 0, "simulated": 0, "extrapolated": 1, DIVERGED: 2}
     by = rows.assign(_rank=rows["status"].map(order), _cost=sign * rows["value"])
     return by.sort_values(["_rank", "_cost"], kind="stable").drop(columns=["_rank", "_cost"])
 

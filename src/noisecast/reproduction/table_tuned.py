@@ -37,7 +37,7 @@ from noisecast.reproduction.tasks import (
 )
 from noisecast.reproduction.which_task import in_the_papers_order, task_of, title_of
 from noisecast.runners import Moments, Training
-from noisecast.table import EXTRAPOLATED, OK
+from noisecast.table import EXTRAPOLATED, SOUND
 
 TITLE = "Tuned at one noise multiplier (Protocol A): which settings win"
 LOSS, ACCURACY = Score("loss"), Score("accuracy")
@@ -196,7 +196,7 @@ def _forecast(rows: Any) -> str:
     if not are_beyond.any():
         return found
     papers = "the paper's among them" if are_beyond[rows["is_papers"]].any() else "not the paper's"
-    ok = rows[rows["status"] == OK]
+    ok = rows[rows["status"].isin(SOUND)]
     others = f"; of those that are not, {_setting(ok.iloc[0])} wins" if len(ok) else ""
     return f"{found}. {are_beyond.sum()} are extrapolated, {papers}{others}"
 

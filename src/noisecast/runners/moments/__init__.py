@@ -1,4 +1,4 @@
-"""The forecast: mean and covariance of the weights as one deterministic solve; no seed, no path."""
+"""The forecast: mean and covariance of the weights as one deterministic solve; paths only where it is out of depth."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -12,15 +12,14 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from noisecast.privacy.noise import RandomRoot
-from noisecast.runners.moments import factorization, logistic, multi_output, quadratic, separable
+from noisecast.runners.moments import factorization, logistic, multi_output, quadratic, runs, separable
 from noisecast.runners.moments.forecast import Forecast, Solver
 from noisecast.runners.runner import Call, Progress, deterministic_calls, groups_of, rows, why_not_constant
 from noisecast.scenario import Scenario
-from noisecast.table import EXTRAPOLATED, OK
+from noisecast.table import OK
 
 # One kind of problem each; the first that handles a problem forecasts it.
 SOLVERS: tuple[Solver, ...] = (quadratic, separable, logistic, multi_output, factorization)
-LARGEST_SUBSAMPLE_ERROR = 0.02  # of the loss: beyond it all rows are `extrapolated`
 # Two threads of linear algebra gain a seventh on two idle cores, and take twice the time and more where one is busy.
 ONE_CORE = partial(threadpool_limits, 1)
 
@@ -37,7 +36,9 @@ class Moments:
     - Matrix factorisations: rows are Gaussian and independent; time steps are quadratic in their number.
 
     Metrics are expectations over runs. Everything is computed from the examples without noise: non-private. Rows are
-    marked `extrapolated` where the closure is out of its depth, and `diverged` where the forecast has no finite number.
+    marked `diverged` where the forecast has no finite number, and `extrapolated` where the closure is out of its depth;
+    of logistic models of few examples runs of the optimizer take its place there, always the same, which seconds
+    suffice for, and rows are marked `simulated`.
 
     Args:
       full_covariance_features: how many features have a full covariance; >= 0. With two classes 200 others at most
@@ -49,6 +50,7 @@ class Moments:
         `LARGEST_SUBSAMPLE_ERROR` all rows are `extrapolated`.
       loss_alone: leave out what the training loss can be forecast without and takes long, as test examples: for
         searches through hundreds of cells.
+      most_runs: how many are simulated where that takes seconds, in multiples of 1,024; >= 0. 0: the closure alone.
 
     Raises: ValueError for a number out of range.
 
@@ -65,10 +67,11 @@ class Moments:
     time_steps: int = 12
     subsample: int | None = None
     loss_alone: bool = False
+    most_runs: int = 4096
     name: ClassVar[str] = "moments"
 
     def __post_init__(self) -> None:
-        for name, least in (("full_covariance_features", 0), ("time_steps", 1), ("subsample", 2)):
+        for name, least in (("full_covariance_features", 0), ("time_steps", 1), ("subsample", 2), ("most_runs", 0)):
             value = getattr(self, name)
             if value is None and name == "subsample":
                 continue
@@ -133,10 +136,10 @@ class Moments:
         steps = sorted({step for step in record_at if step < scenario.num_steps} | {scenario.num_steps})
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a diverging forecast says so in its rows
             found = _solver_of(scenario.problem).forecast(scenario, prepared, steps, self)
-        closure: Any = scenario.optimizer.theory.closure
-        if not closure.caveat:
-            return found
-        return found._replace(extrapolated=np.ones(len(steps), bool), reasons=(*found.reasons, closure.caveat))
+            closure: Any = scenario.optimizer.theory.closure
+            if closure.caveat:
+                found = found._replace(extrapolated=np.ones(len(steps), bool), reasons=(*found.reasons, closure.caveat))
+            return runs.instead(found, scenario, self.most_runs)
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,6 @@ def _solver_of(problem: Any) -> Any:
 def table_of(scenario: Scenario, forecast: Forecast) -> pd.DataFrame:
     records = [(int(k), {m: v[i : i + 1] for m, v in forecast.metrics.items()}) for i, k in enumerate(forecast.steps)]
     table = rows(Moments.name, [scenario], None, records)
-    beyond = forecast.steps[forecast.extrapolated | (forecast.subsample_error > LARGEST_SUBSAMPLE_ERROR)]
-    table.loc[table["step"].isin(beyond.tolist()) & (table["status"] == OK), "status"] = EXTRAPOLATED
-    return table
+    by_step: Any = dict(zip(forecast.steps.tolist(), forecast.status))
+    status = table["step"].map(by_step)
+    return table.assign(status=table["status"].where(table["status"] != OK, status))

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from noisecast.scenario import Scenario
+from noisecast.table import EXTRAPOLATED, OK, SIMULATED
 
+LARGEST_SUBSAMPLE_ERROR = 0.02  # of the loss: beyond it all rows are `extrapolated`
 Metrics = dict[str, float]
 FITTED = 0.05  # of the loss at the start: what is left then is made far out in the examples' laws, where none is known
 
@@ -29,6 +31,7 @@ class Forecast(NamedTuple):
       extrapolated: whether the closure is out of its depth there; (number of steps,).
       subsample_error: estimated share of the loss by which a subsample moves it; () >= 0, 0 without one.
       reasons: sentences, why it may be off and by how much; empty where nothing speaks against it.
+      simulated: whether it is a mean over runs of the optimizer there; (number of steps,). None: nowhere.
     """
 
     steps: np.ndarray
@@ -36,6 +39,14 @@ class Forecast(NamedTuple):
     extrapolated: np.ndarray
     subsample_error: float
     reasons: tuple[str, ...] = ()
+    simulated: np.ndarray | None = None
+
+    @property
+    def status(self) -> list[str]:
+        """Of each step: `extrapolated`, `simulated` or `ok`; a metric that is no finite number is `diverged` there."""
+        is_beyond = self.extrapolated | (self.subsample_error > LARGEST_SUBSAMPLE_ERROR)
+        by_runs = np.zeros(len(self.steps), bool) if self.simulated is None else self.simulated
+        return np.where(is_beyond, EXTRAPOLATED, np.where(by_runs, SIMULATED, OK)).tolist()
 
 
 class Solver(Protocol):

@@ -1,0 +1,201 @@
+"""Where closures are out of their depth and examples are few: the optimizer itself, thousands of times at once."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from noisecast.compiled import FAST, njit, wide_vectors
+from noisecast.engines.dense import evaluate, without_learning_rate
+from noisecast.optimizers import Optimizer
+from noisecast.privacy.counter_noise import exponential
+from noisecast.privacy.noise import Purpose, RandomRoot, key_data, key_for
+from noisecast.privacy.sampling import FixedSize, Poisson
+from noisecast.problems.linear import LOGISTIC, LinearModel
+from noisecast.runners.moments.examples import matrix_of
+from noisecast.runners.moments.forecast import Forecast
+from noisecast.scenario import Scenario
+
+f32 = np.float32
+
+AT_ONCE = 512  # runs: their weights stay in the cache
+SIDE_BY_SIDE = 2  # times as many, on as many cores where they are there
+A_ROUND = AT_ONCE * SIDE_BY_SIDE  # of runs, after each of which it may be enough
+MOST_WORK = 4e9  # about nanoseconds of one core, which each of the following takes
+OF_A_STEP, OF_AN_ORDER, OF_A_WEIGHT, OF_AN_EXAMPLE, OF_A_FEATURE, OF_A_LOOK = 2e5, 15.0, 20.0, 10.0, 0.1, 0.5
+KNOWN_TO = 0.005, 0.01, 0.02, 0.05  # of itself, the loss (a standard error): no more runs than for the first
+KNOWN = KNOWN_TO[-1]  # else the closure's number stays, and is called extrapolated
+
+
+class _Few(NamedTuple):
+    """The examples: rows with a 1 for the bias (n, d), labels 0 or 1 and bounds C/|x| on residuals (n,); float32."""
+
+    rows: np.ndarray
+    labels: np.ndarray
+    bounds: np.ndarray
+
+
+class _Looks(NamedTuple):
+    """What so many runs are seen to be: metrics by name, (records, runs) each."""
+
+    metrics: dict[str, np.ndarray]
+
+    @property
+    def error(self) -> np.ndarray:
+        """To how much of itself the mean loss is known, a standard error; (records,)."""
+        loss = self.metrics["loss"]
+        return loss.std(axis=1) / np.abs(loss.mean(axis=1)) / loss.shape[1] ** 0.5
+
+    @classmethod
+    def joined(cls, looks: Iterable["_Looks"]) -> "_Looks":
+        every = [one.metrics for one in looks]
+        return cls({name: np.concatenate([one[name] for one in every], axis=1) for name in every[0]})
+
+
+def instead(found: Forecast, scenario: Scenario, most_runs: int) -> Forecast:
+    """A forecast whose steps that are out of the closure's depth are means over simulated runs, where those are cheap.
+
+    The runs are always the same ones: forecasts are repeatable, and differ between scenarios by no chance of their own.
+
+    Args:
+      found: by a closure.   most_runs: at most so many; 0: none.
+    """
+    beyond = np.flatnonzero(found.extrapolated | ~np.isfinite(found.metrics["loss"]))
+    record_at = found.steps[beyond].tolist()
+    rounds = min(most_runs, runs_of(scenario, record_at[-1])) // A_ROUND if record_at else 0
+    if not rounds or found.subsample_error:
+        return found
+    seen = _simulated(scenario, record_at, rounds)
+    known = seen.error <= KNOWN  # not where it is no number
+    if not known.any():
+        return found
+    metrics = {name: values.copy() for name, values in found.metrics.items()}
+    for name, values in metrics.items():
+        of_runs = seen.metrics[name.removesuffix("_std")]
+        values[beyond[known]] = (of_runs.std(axis=1) if name.endswith("_std") else of_runs.mean(axis=1))[known]
+    simulated, extrapolated = np.zeros(len(found.steps), bool), found.extrapolated.copy()
+    simulated[beyond[known]], extrapolated[beyond[known]] = True, False
+    sentence = sentence_of(float(seen.error[known][-1]))
+    reasons = (*(found.reasons if extrapolated.any() else ()), sentence)
+    return found._replace(metrics=metrics, extrapolated=extrapolated, simulated=simulated, reasons=reasons)
+
+
+def sentence_of(error: float) -> str:
+    """Of few different ones, so that a grid has few notes.
+
+    >>> sentence_of(0.013)[-70:]
+    'by which the mean loss is known to 2 % or better (one standard error).'
+    """
+    known_to = next(known for known in KNOWN_TO if error <= known)
+    return (
+        "The solver is out of its depth here. With so few examples it could be replaced by thousands of simulated runs "
+        f"of the optimizer, by which the mean loss is known to {known_to * 100:g} % or better (one standard error)."
+    )
+
+
+def runs_of(scenario: Scenario, num_steps: int) -> int:
+    """How many runs of so many steps, seen at their end, are simulated in few seconds; 0 of what is simulated by none.
+
+    By the scenario's numbers alone: not by this machine, and not by what else is looked at.
+    """
+    problem: Any = scenario.problem
+    is_known = isinstance(problem, LinearModel) and problem.likelihood is LOGISTIC
+    if not (is_known and isinstance(scenario.mechanism.sampler, Poisson | FixedSize)):
+        return 0
+    size, width = problem.num_examples, problem.num_params
+    tested = 0 if problem.test is None else problem.test.rows.squared_norms.shape[0]
+    of_a_step = scenario.mechanism.expected_batch_size * (OF_AN_EXAMPLE + OF_A_FEATURE * width) + OF_A_WEIGHT * width
+    of_a_step += (OF_A_STEP + OF_AN_ORDER * size) / AT_ONCE
+    of_a_look = (size + tested) * (OF_AN_EXAMPLE + OF_A_LOOK * width)
+    return int(MOST_WORK / (num_steps * of_a_step + of_a_look))
+
+
+def _simulated(scenario: Scenario, record_at: Sequence[int], rounds: int) -> _Looks:
+    """Until the loss at the end is known well, and for so many rounds at most."""
+    some = partial(_some_runs, scenario, _few(scenario), record_at)
+    looks: list[_Looks] = []
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        for first in range(0, rounds * SIDE_BY_SIDE, SIDE_BY_SIDE):
+            looks += pool.map(some, range(first, first + SIDE_BY_SIDE))
+            seen = _Looks.joined(looks)
+            if seen.error[-1] <= KNOWN_TO[0]:
+                break
+    return seen
+
+
+def _few(scenario: Scenario) -> _Few:
+    problem: Any = scenario.problem
+    data = problem.train
+    features = matrix_of(data, np.arange(len(data.labels)))
+    features = features.toarray() if scipy.sparse.issparse(features) else np.asarray(features)
+    bounds = scenario.mechanism.l2_clip_norm / np.sqrt(np.asarray(data.rows.squared_norms, np.float64) + 1)
+    rows = np.pad(features.astype(f32), ((0, 0), (0, 1)), constant_values=1)
+    return _Few(rows, np.asarray(data.labels).astype(f32), bounds.astype(f32))
+
+
+def _some_runs(scenario: Scenario, few: _Few, record_at: Sequence[int], number: int) -> _Looks:
+    """`AT_ONCE` runs, the number-th, seen at such steps. Nobody's privacy rests on noise that stays in a forecast."""
+    mechanism, n = scenario.mechanism, len(few.labels)
+    key = key_for(Purpose.PATHS, "moments", root=RandomRoot.from_insecure_seed(0), repeat=number)
+    random = np.random.default_rng(key_data(key))
+    start = np.asarray(scenario.problem.initial_params(), f32)
+    weights, sums, noise = (np.empty((AT_ONCE, len(start)), f32) for _ in range(3))
+    weights[:] = start
+    optimizer, rate = without_learning_rate(scenario.optimizer), f32(scenario.optimizer.learning_rate)
+    state, metrics = optimizer.init(jnp.asarray(weights)), []
+    for step in range(record_at[-1] + 1):
+        if step in record_at:
+            clip = jnp.array([mechanism.l2_clip_norm], jnp.float32)
+            metrics.append(evaluate(scenario.problem, jnp.asarray(weights[:, None]), clip))
+        sizes = _sizes(mechanism.sampler, n, random)
+        order = random.permutation(n)
+        order = np.concatenate([order, order[: sizes.max()]])
+        # Neighbours in a random order, from a random place on, are a random batch; two runs' batches are uncorrelated.
+        first, residuals = random.integers(0, n, AT_ONCE), np.empty(sizes.max() + 1, f32)
+        _clipped_sums(weights, few.rows, few.labels, few.bounds, order, first, sizes, sums, residuals)
+        random.standard_normal(out=noise, dtype=f32)
+        sums += noise * f32(mechanism.noise_std)
+        direction, state = _direction(optimizer, sums / f32(mechanism.expected_batch_size), state, step)
+        weights -= rate * np.asarray(direction)
+    return _Looks({name: np.stack([seen[name][:, 0] for seen in metrics]) for name in metrics[0]})
+
+
+def _sizes(sampler: Any, num_examples: int, random: np.random.Generator) -> np.ndarray:
+    """Of a batch of each run; (AT_ONCE,)."""
+    if isinstance(sampler, Poisson):
+        return random.binomial(num_examples, sampler.sampling_probability, AT_ONCE)
+    return np.full(AT_ONCE, sampler.batch_size)
+
+
+@partial(jax.jit, static_argnames="optimizer")
+def _direction(optimizer: Optimizer, gradient: Any, state: Any, step: Any) -> Any:
+    return optimizer.direction(gradient, state, step)
+
+
+@njit(**FAST | {"fastmath": {*FAST["fastmath"], "reassoc"}})
+def _clipped_sums(weights, rows, labels, bounds, order, first, sizes, sums, residuals):
+    """sums[r] = sum_i clip(sigma(x_i w_r) - y_i, +-C/|x_i|) x_i, of the sizes[r] rows from order[first[r]] on."""
+    wide_vectors()
+    width = rows.shape[1]
+    for run in range(len(weights)):
+        w, total, batch = weights[run], sums[run], order[first[run] : first[run] + sizes[run]]
+        for k in range(len(batch)):
+            x, z = rows[batch[k]], f32(0.0)
+            for c in range(width):
+                z += w[c] * x[c]
+            residuals[k] = z
+        for k in range(len(batch)):
+            bound = bounds[batch[k]]
+            residual = f32(1.0) / (f32(1.0) + exponential(-residuals[k])) - labels[batch[k]]
+            residuals[k] = min(max(residual, -bound), bound)
+        for c in range(width):
+            total[c] = f32(0.0)
+        for k in range(len(batch)):
+            x, residual = rows[batch[k]], residuals[k]
+            for c in range(width):
+                total[c] += residual * x[c]
