@@ -290,7 +290,7 @@ def test_what_is_left_of_few_rows_that_are_nearly_told_apart_is_known_roughly_an
     print(f"\n{losses.mean():.4f} {off:+.4f}, by runs {by_runs:+.4f}, known to {known:.1%}")
     assert closure.extrapolated[-1] and any("is left" in reason for reason in closure.reasons)
     assert abs(off) < error + known
-    assert forecast.status == ["simulated"] and "known to 2 % or better" in forecast.reasons[0]
+    assert forecast.status == ["simulated"] and "simulated runs" in forecast.reasons[0]
     assert abs(by_runs) < 0.02 + 3 * known
 
 

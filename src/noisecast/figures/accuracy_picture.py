@@ -113,7 +113,7 @@ def _draw_panel(panel: Any, frame: Any, x: str) -> None:
         panel.plot(curve[x], curve["forecast"], linestyle=RUNNER_LINES["moments"][0], linewidth=1.3, color=shade)
         for status, (sign, _) in SIGNS.items():
             such = curve[curve["status"] == status]
-            panel.plot(such[x], such["forecast"], linestyle="none", marker=sign, markersize=6, color=shade)
+            panel.plot(such[x], such["forecast"], linestyle="none", marker=sign, markersize=9, color=shade)
         panel.errorbar(
             curve[x], curve["trained_mean"], _bars(curve), linestyle="none", marker=marker, markersize=3.6, color=shade,
             capsize=2, linewidth=1, label=_label(cell, cells),
