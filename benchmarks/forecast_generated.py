@@ -248,7 +248,8 @@ def main(
     kinds_of_optimizer = [OPTIMIZER_NAMES[each] for each in optimizers]
     shown = Table(title="Forecast against training: final training loss, on generated data", **TABLE_STYLE)
     for header in (
-        "data", "n x p", "cells", "diverged", "sound", "median", "95 %", "worst", "worst sound", "std", "known to", "time",
+        "data", "n x p", "cells", "diverged", "sound", "median", "95 %", "worst", "worst sound", "std", "known to",
+        "time",
     ):  # fmt: skip
         shown.add_column(header, justify="right")
     found = []
