@@ -90,6 +90,7 @@ def test_ragged_svmlight(folder, refused, content, sentence):
         ("--noise-multiplier", ["-1"], "Expected a finite --noise-multiplier >= 0, got -1.0."),
         ("--num-steps", ["0"], "Expected --num-steps >= 1, got 0."),
         ("--num-steps", ["1.5"], "Invalid value for --num-steps: Expected a whole number, got 1.5."),
+        ("--num-steps", ["many"], "Invalid value for --num-steps: Expected a whole number, got many."),
         ("--num-steps", [], "Expected --num-steps or --epochs, got neither"),
         ("--batch-size", ["0"], "Expected 0 < batch_size <= num_examples = 25000, got 0; choose"),
         ("--batch-size", ["30000"], "Expected 0 < batch_size <= num_examples = 25000, got 30000; choose"),

@@ -68,20 +68,32 @@ def test_runs_have_the_law_of_trained_ones(optimizer, sampler):
 
 
 def test_a_clipped_sum_is_that_of_its_batch():
-    """Rows in any order, and beyond its end from its beginning on; the bound holds each residual."""
+    """Places beyond the rows are passed over, none comes twice; the bound holds each residual."""
     few, random = runs._few(THROWN), np.random.default_rng(1)
     order = random.permutation(60)
     weights = random.normal(size=(3, 6)).astype(np.float32)
-    sums, first, sizes = np.empty_like(weights), np.array([0, 55, 30]), np.array([7, 10, 0])
-    twice = np.concatenate([order, order[:10]])
-    runs._clipped_sums(weights, *few, twice, first, sizes, sums, np.empty(11, np.float32))
-    for run, (begin, size) in enumerate(zip(first, sizes, strict=True)):
-        batch = twice[begin : begin + size]
+    sums, place, stride, size = np.empty_like(weights), np.array([0, 55, 30]), np.array([1, 17, 60]), [60, 10, 0]
+    batches = runs._Batches(order, 61, place, stride, np.array(size))
+    runs._clipped_sums(weights, *few, *batches, sums, np.empty(60, np.int64), np.empty(60, np.float32))
+    for run in range(3):
+        places = (place[run] + stride[run] * np.arange(1, 62)) % 61
+        batch = order[places[places < 60][: size[run]]]
         rows, labels = np.column_stack([ROWS, np.ones(60)])[batch].astype(float), (SIDE > 0)[batch]
         bound = 0.8 / np.linalg.norm(rows, axis=1)
         residuals = np.clip(1 / (1 + np.exp(-rows @ weights[run])) - labels, -bound, bound)
-        assert len(set(batch.tolist())) == size
+        assert len(set(batch.tolist())) == size[run]
         np.testing.assert_allclose(sums[run], residuals @ rows, atol=1e-5)
+
+
+def test_runs_know_a_mean_as_well_as_so_many_that_share_nothing():
+    """Hardly any noise but that of batches: means of 512 runs differ by what these say of their error."""
+    scenario = asked(DPSGD(learning_rate=4.0), noise_multiplier=1e-3)
+    few = runs._few(scenario)
+    losses = np.stack([runs._some_runs(scenario, few, [60], number).metrics["loss"][0] for number in range(12)])
+    assert losses.mean(axis=1).std(ddof=1) == pytest.approx(losses.std() / 512**0.5, rel=0.6)
+    sizes = [runs._batches(scenario.mechanism.sampler, 60, np.random.default_rng(i)).size for i in range(8)]
+    sizes = np.concatenate(sizes)
+    assert abs(sizes.mean() - 12) < 0.2 and sizes.var() == pytest.approx(12 * 0.8, rel=0.1)
 
 
 def test_runs_take_the_place_of_what_is_extrapolated_alone():

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, TypeAlias
 
 from cyclopts import Parameter, Token
@@ -22,13 +23,12 @@ def whole_number(kind: type, tokens: Sequence[Token]) -> int:
     """A converter for options that count: 39000, 1e6; Cyclopts' own would round 1.5 and say nothing."""
     del kind
     text = tokens[0].value
-    try:
+    with suppress(ValueError):
         return int(text)  # exactly, however long
-    except ValueError:
-        value = float(text)
-    if not value.is_integer():
-        raise ValueError(f"Expected a whole number, got {text}.")
-    return int(value)
+    with suppress(ValueError):
+        if (value := float(text)).is_integer():
+            return int(value)
+    raise ValueError(f"Expected a whole number, got {text}.")
 
 
 Workers: TypeAlias = Annotated[

@@ -1,8 +1,10 @@
 """Where closures are out of their depth and examples are few: the optimizer itself, thousands of times at once."""
 
+import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from noisecast.compiled import FAST, njit, wide_vectors
+from noisecast.compiled import FAST, INLINE, njit, wide_vectors
 from noisecast.engines.dense import evaluate, without_learning_rate
 from noisecast.optimizers import Optimizer
 from noisecast.privacy.counter_noise import exponential
@@ -152,12 +154,8 @@ def _some_runs(scenario: Scenario, few: _Few, record_at: Sequence[int], number: 
         if step in record_at:
             clip = jnp.array([mechanism.l2_clip_norm], jnp.float32)
             metrics.append(evaluate(scenario.problem, jnp.asarray(weights[:, None]), clip))
-        sizes = _sizes(mechanism.sampler, n, random)
-        order = random.permutation(n)
-        order = np.concatenate([order, order[: sizes.max()]])
-        # Neighbours in a random order, from a random place on, are a random batch; two runs' batches are uncorrelated.
-        first, residuals = random.integers(0, n, AT_ONCE), np.empty(sizes.max() + 1, f32)
-        _clipped_sums(weights, few.rows, few.labels, few.bounds, order, first, sizes, sums, residuals)
+        batches = _batches(mechanism.sampler, n, random)
+        _clipped_sums(weights, *few, *batches, sums, np.empty(n, np.int64), np.empty(n, f32))
         random.standard_normal(out=noise, dtype=f32)
         sums += noise * f32(mechanism.noise_std)
         direction, state = _direction(optimizer, sums / f32(mechanism.expected_batch_size), state, step)
@@ -165,11 +163,43 @@ def _some_runs(scenario: Scenario, few: _Few, record_at: Sequence[int], number: 
     return _Looks({name: np.stack([seen[name][:, 0] for seen in metrics]) for name in metrics[0]})
 
 
-def _sizes(sampler: Any, num_examples: int, random: np.random.Generator) -> np.ndarray:
-    """Of a batch of each run; (AT_ONCE,)."""
+class _Batches(NamedTuple):
+    """Of each run `size` examples of one random order, at the places place + k stride modulo a prime, k = 1, 2, ...
+
+    A random order makes of any places a uniform batch. That each run has places of its own, of which every pair is as
+    likely as any other, makes batches of two runs independent as far as pairs of examples tell.
+
+    Args:
+      order: (n,).   prime: the first one not below n; places from n on are passed over.
+      place, stride, size: (AT_ONCE,) each.
+    """
+
+    order: np.ndarray
+    prime: int
+    place: np.ndarray
+    stride: np.ndarray
+    size: np.ndarray
+
+
+def _batches(sampler: Any, num_examples: int, random: np.random.Generator) -> _Batches:
+    prime = _prime_from(num_examples)
     if isinstance(sampler, Poisson):
-        return random.binomial(num_examples, sampler.sampling_probability, AT_ONCE)
-    return np.full(AT_ONCE, sampler.batch_size)
+        size = random.binomial(num_examples, sampler.sampling_probability, AT_ONCE)
+    else:
+        size = np.full(AT_ONCE, sampler.batch_size)
+    order, place = random.permutation(num_examples), random.integers(0, prime, AT_ONCE)
+    return _Batches(order, prime, place, random.integers(1, prime, AT_ONCE), size)
+
+
+@cache
+def _prime_from(number: int) -> int:
+    """The smallest prime that is not smaller.
+
+    >>> [_prime_from(number) for number in (1, 2, 9, 360)]
+    [2, 2, 11, 367]
+    """
+    primes = (one for one in count(max(number, 2)) if all(one % by for by in range(2, math.isqrt(one) + 1)))
+    return next(primes)
 
 
 @partial(jax.jit, static_argnames="optimizer")
@@ -177,25 +207,35 @@ def _direction(optimizer: Optimizer, gradient: Any, state: Any, step: Any) -> An
     return optimizer.direction(gradient, state, step)
 
 
+@njit(**INLINE)
+def _next(at, stride, prime):
+    at += stride
+    return at - prime if at >= prime else at
+
+
 @njit(**FAST | {"fastmath": {*FAST["fastmath"], "reassoc"}})
-def _clipped_sums(weights, rows, labels, bounds, order, first, sizes, sums, residuals):
-    """sums[r] = sum_i clip(sigma(x_i w_r) - y_i, +-C/|x_i|) x_i, of the sizes[r] rows from order[first[r]] on."""
+def _clipped_sums(weights, rows, labels, bounds, order, prime, place, stride, size, sums, batch, residuals):
+    """sums[r] = sum_i clip(sigma(x_i w_r) - y_i, +-C/|x_i|) x_i, i in the batch of run r; batch, residuals: scratch."""
     wide_vectors()
     width = rows.shape[1]
     for run in range(len(weights)):
-        w, total, batch = weights[run], sums[run], order[first[run] : first[run] + sizes[run]]
-        for k in range(len(batch)):
+        w, total, at = weights[run], sums[run], place[run]
+        for k in range(size[run]):
+            at = _next(at, stride[run], prime)
+            while at >= len(order):
+                at = _next(at, stride[run], prime)
+            batch[k] = order[at]
             x, z = rows[batch[k]], f32(0.0)
             for c in range(width):
                 z += w[c] * x[c]
             residuals[k] = z
-        for k in range(len(batch)):
+        for k in range(size[run]):
             bound = bounds[batch[k]]
             residual = f32(1.0) / (f32(1.0) + exponential(-residuals[k])) - labels[batch[k]]
             residuals[k] = min(max(residual, -bound), bound)
         for c in range(width):
             total[c] = f32(0.0)
-        for k in range(len(batch)):
+        for k in range(size[run]):
             x, residual = rows[batch[k]], residuals[k]
             for c in range(width):
                 total[c] += residual * x[c]
