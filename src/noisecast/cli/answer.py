@@ -129,6 +129,8 @@ def _table(losses: list[dict[str, Any]], question: Question) -> Table:
         caption += ' "At": the last recorded step where the formula holds.'
     if any(loss["status"] == EXTRAPOLATED for loss in losses):
         caption += " ~: extrapolated, a forecast outside the range in which it is known to hold."
+    if any(loss["status"] == SIMULATED for loss in losses):
+        caption += " Of moments, some are means over simulated runs (noisecast forecast says which, and why)."
     if any(loss["nominal_epsilon"] is not None for loss in losses):
         caption += " Nominal ε is the paper's formula, not a guarantee."
     table = Table(

@@ -69,7 +69,7 @@ MostRuns = Annotated[
     int | None,
     Parameter(
         converter=whole_number,
-        help="Where the solver is out of its depth and examples are few: simulate up to that many runs. 0: never.",
+        help="Where the solver is rough and examples are few: simulate up to that many runs, by 1,024. 0: never.",
     ),
 ]
 

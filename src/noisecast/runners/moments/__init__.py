@@ -37,8 +37,8 @@ class Moments:
 
     Metrics are expectations over runs. Everything is computed from the examples without noise: non-private. Rows are
     marked `diverged` where the forecast has no finite number, and `extrapolated` where the closure is out of its depth;
-    of logistic models of few examples runs of the optimizer take its place there, always the same, which seconds
-    suffice for, and rows are marked `simulated`.
+    of logistic models of few examples, which seconds suffice for, runs of the optimizer take its place there and where
+    the loss differs from run to run by a quarter and more, always the same ones, and rows are marked `simulated`.
 
     Args:
       full_covariance_features: how many features have a full covariance; >= 0. With two classes 200 others at most
@@ -67,7 +67,7 @@ class Moments:
     time_steps: int = 12
     subsample: int | None = None
     loss_alone: bool = False
-    most_runs: int = 4096
+    most_runs: int = 8192
     name: ClassVar[str] = "moments"
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class Moments:
             closure: Any = scenario.optimizer.theory.closure
             if closure.caveat:
                 found = found._replace(extrapolated=np.ones(len(steps), bool), reasons=(*found.reasons, closure.caveat))
-            return runs.instead(found, scenario, self.most_runs)
+            return runs.where_rough(found, scenario, self.most_runs)
 
 
 @dataclass(frozen=True)

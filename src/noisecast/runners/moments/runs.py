@@ -1,10 +1,10 @@
-"""Where closures are out of their depth and examples are few: the optimizer itself, thousands of times at once."""
+"""Where a closure is rough and examples are few: the optimizer itself, thousands of times at once."""
 
 import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +30,7 @@ SIDE_BY_SIDE = 2  # times as many, on as many cores where they are there
 A_ROUND = AT_ONCE * SIDE_BY_SIDE  # of runs, after each of which it may be enough
 MOST_WORK = 4e9  # about nanoseconds of one core, which each of the following takes
 OF_A_STEP, OF_AN_ORDER, OF_A_WEIGHT, OF_AN_EXAMPLE, OF_A_FEATURE, OF_A_LOOK = 2e5, 15.0, 20.0, 10.0, 0.1, 0.5
+ROUGH = 0.25  # of a loss, its spread from run to run: of more, closures are up to 6 % off
 KNOWN_TO = 0.005, 0.01, 0.02, 0.05  # of itself, the loss (a standard error): no more runs than for the first
 KNOWN = KNOWN_TO[-1]  # else the closure's number stays, and is called extrapolated
 
@@ -42,7 +43,7 @@ class _Few(NamedTuple):
     bounds: np.ndarray
 
 
-class _Looks(NamedTuple):
+class _Seen(NamedTuple):
     """What so many runs are seen to be: metrics by name, (records, runs) each."""
 
     metrics: dict[str, np.ndarray]
@@ -54,21 +55,23 @@ class _Looks(NamedTuple):
         return loss.std(axis=1) / np.abs(loss.mean(axis=1)) / loss.shape[1] ** 0.5
 
     @classmethod
-    def joined(cls, looks: Iterable["_Looks"]) -> "_Looks":
+    def joined(cls, looks: Iterable["_Seen"]) -> "_Seen":
         every = [one.metrics for one in looks]
         return cls({name: np.concatenate([one[name] for one in every], axis=1) for name in every[0]})
 
 
-def instead(found: Forecast, scenario: Scenario, most_runs: int) -> Forecast:
-    """A forecast whose steps that are out of the closure's depth are means over simulated runs, where those are cheap.
+def where_rough(found: Forecast, scenario: Scenario, most_runs: int) -> Forecast:
+    """A forecast in which simulated runs take the closure's place where it is rough and they are cheap.
 
-    The runs are always the same ones: forecasts are repeatable, and differ between scenarios by no chance of their own.
+    Rough is a closure that is out of its depth, and one of a loss that differs much from run to run. The runs are
+    always the same ones: forecasts are repeatable, and differ between scenarios by no chance of their own.
 
     Args:
       found: by a closure.   most_runs: at most so many; 0: none.
     """
-    beyond = np.flatnonzero(found.extrapolated | ~np.isfinite(found.metrics["loss"]))
-    record_at = found.steps[beyond].tolist()
+    loss, spread = found.metrics["loss"], found.metrics.get("loss_std", 0.0)
+    rough = np.flatnonzero(found.extrapolated | ~np.isfinite(loss) | (spread > ROUGH * loss))
+    record_at = found.steps[rough].tolist()
     rounds = min(most_runs, runs_of(scenario, record_at[-1])) // A_ROUND if record_at else 0
     if not rounds or found.subsample_error:
         return found
@@ -79,24 +82,27 @@ def instead(found: Forecast, scenario: Scenario, most_runs: int) -> Forecast:
     metrics = {name: values.copy() for name, values in found.metrics.items()}
     for name, values in metrics.items():
         of_runs = seen.metrics[name.removesuffix("_std")]
-        values[beyond[known]] = (of_runs.std(axis=1) if name.endswith("_std") else of_runs.mean(axis=1))[known]
+        values[rough[known]] = (of_runs.std(axis=1) if name.endswith("_std") else of_runs.mean(axis=1))[known]
     simulated, extrapolated = np.zeros(len(found.steps), bool), found.extrapolated.copy()
-    simulated[beyond[known]], extrapolated[beyond[known]] = True, False
-    sentence = sentence_of(float(seen.error[known][-1]))
+    simulated[rough[known]], extrapolated[rough[known]] = True, False
+    last = rough[known][-1]
+    sentence = sentence_of(bool(found.extrapolated[last]), float(seen.error[known][-1]))
     reasons = (*(found.reasons if extrapolated.any() else ()), sentence)
     return found._replace(metrics=metrics, extrapolated=extrapolated, simulated=simulated, reasons=reasons)
 
 
-def sentence_of(error: float) -> str:
+def sentence_of(is_out_of_depth: bool, error: float) -> str:
     """Of few different ones, so that a grid has few notes.
 
-    >>> sentence_of(0.013)[-70:]
+    >>> sentence_of(True, 0.013)[-70:]
     'by which the mean loss is known to 2 % or better (one standard error).'
     """
     known_to = next(known for known in KNOWN_TO if error <= known)
+    differs = "The loss differs much from run to run, and the solver may be some per cent off."
     return (
-        "The solver is out of its depth here. With so few examples it could be replaced by thousands of simulated runs "
-        f"of the optimizer, by which the mean loss is known to {known_to * 100:g} % or better (one standard error)."
+        f"{'The solver is out of its depth here.' if is_out_of_depth else differs} With so few examples it could be "
+        "replaced by a thousand simulated runs of the optimizer and more, by which the mean loss is known to "
+        f"{known_to * 100:g} % or better (one standard error)."
     )
 
 
@@ -117,14 +123,14 @@ def runs_of(scenario: Scenario, num_steps: int) -> int:
     return int(MOST_WORK / (num_steps * of_a_step + of_a_look))
 
 
-def _simulated(scenario: Scenario, record_at: Sequence[int], rounds: int) -> _Looks:
+def _simulated(scenario: Scenario, record_at: Sequence[int], rounds: int) -> _Seen:
     """Until the loss at the end is known well, and for so many rounds at most."""
     some = partial(_some_runs, scenario, _few(scenario), record_at)
-    looks: list[_Looks] = []
+    looks: list[_Seen] = []
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         for first in range(0, rounds * SIDE_BY_SIDE, SIDE_BY_SIDE):
             looks += pool.map(some, range(first, first + SIDE_BY_SIDE))
-            seen = _Looks.joined(looks)
+            seen = _Seen.joined(looks)
             if seen.error[-1] <= KNOWN_TO[0]:
                 break
     return seen
@@ -140,7 +146,7 @@ def _few(scenario: Scenario) -> _Few:
     return _Few(rows, np.asarray(data.labels).astype(f32), bounds.astype(f32))
 
 
-def _some_runs(scenario: Scenario, few: _Few, record_at: Sequence[int], number: int) -> _Looks:
+def _some_runs(scenario: Scenario, few: _Few, record_at: Sequence[int], number: int) -> _Seen:
     """`AT_ONCE` runs, the number-th, seen at such steps. Nobody's privacy rests on noise that stays in a forecast."""
     mechanism, n = scenario.mechanism, len(few.labels)
     key = key_for(Purpose.PATHS, "moments", root=RandomRoot.from_insecure_seed(0), repeat=number)
@@ -150,17 +156,17 @@ def _some_runs(scenario: Scenario, few: _Few, record_at: Sequence[int], number: 
     weights[:] = start
     optimizer, rate = without_learning_rate(scenario.optimizer), f32(scenario.optimizer.learning_rate)
     state, metrics = optimizer.init(jnp.asarray(weights)), []
-    for step in range(record_at[-1] + 1):
-        if step in record_at:
-            clip = jnp.array([mechanism.l2_clip_norm], jnp.float32)
-            metrics.append(evaluate(scenario.problem, jnp.asarray(weights[:, None]), clip))
-        batches = _batches(mechanism.sampler, n, random)
-        _clipped_sums(weights, *few, *batches, sums, np.empty(n, np.int64), np.empty(n, f32))
-        random.standard_normal(out=noise, dtype=f32)
-        sums += noise * f32(mechanism.noise_std)
-        direction, state = _direction(optimizer, sums / f32(mechanism.expected_batch_size), state, step)
-        weights -= rate * np.asarray(direction)
-    return _Looks({name: np.stack([seen[name][:, 0] for seen in metrics]) for name in metrics[0]})
+    clip = jnp.array([mechanism.l2_clip_norm], jnp.float32)
+    for begin, end in pairwise([0, *record_at]):
+        for step in range(begin, end):
+            batches = _batches(mechanism.sampler, n, random)
+            _clipped_sums(weights, *few, *batches, sums, np.empty(n, np.int64), np.empty(n, f32))
+            random.standard_normal(out=noise, dtype=f32)
+            sums += noise * f32(mechanism.noise_std)
+            direction, state = _direction(optimizer, sums / f32(mechanism.expected_batch_size), state, step)
+            weights -= rate * np.asarray(direction)
+        metrics.append(evaluate(scenario.problem, jnp.asarray(weights[:, None]), clip))
+    return _Seen({name: np.stack([seen[name][:, 0] for seen in metrics]) for name in metrics[0]})
 
 
 class _Batches(NamedTuple):
