@@ -222,9 +222,9 @@ def test_training_goes_on_until_the_mean_is_known(run, monkeypatch):
         assert cell["num_seeds"] == 100 or cell["trained_sem"] <= 0.005 * cell["trained_mean"]
 
 
-def test_an_interrupted_comparison_says_what_is_kept(run, monkeypatch, tmp_path):
+def test_an_interrupted_comparison_keeps_what_is_trained(run, monkeypatch, tmp_path):
     train, output = Training.answer, tmp_path / "rows.parquet"
-    asked = ("accuracy", "--seeds", "3", "--standard-error", "0.001")
+    asked = ("accuracy", "--seeds", "5", "--standard-error", "0.001")
     left = []
 
     def interrupted(self, *args, **named):
@@ -233,15 +233,26 @@ def test_an_interrupted_comparison_says_what_is_kept(run, monkeypatch, tmp_path)
         left.pop()
         return train(self, *args, **named)
 
+    def trained() -> int:
+        table = read_table(output)
+        assert "moments" in set(table["runner"])
+        return table[table["runner"] == "training"]["seed"].nunique()
+
+    monkeypatch.setattr("noisecast.cli.trained.os.cpu_count", lambda: 2)
+    monkeypatch.setattr(Training, "calls", lambda self, scenarios, repeats: [(scenarios, [each]) for each in repeats])
     monkeypatch.setattr(Training, "answer", interrupted)
-    assert "Interrupted before every cell had its 3 seeds: none is kept." in run(*asked, status=130)
-    left.extend([1, 1])  # a further round is done
-    said = run(*asked, "--output", str(output), status=130)
-    assert "Interrupted in a further round of training" in said and "holds the rounds before." in said
-    table = read_table(output)
-    assert table[table["runner"] == "training"].groupby("scenario")["seed"].nunique().max() == 6
-    left.append(1)
     assert "nothing is kept without --output." in run(*asked, status=130)
+    for parts, runs in enumerate((0, 3, 5, 8, 10)):  # two rounds: three and two each
+        output.unlink(missing_ok=True)
+        left.extend([1] * parts)
+        said = run(*asked, "--output", str(output), status=130)
+        assert f"Interrupted: {output} holds the forecast and {runs} training runs of each cell." in said
+        assert trained() == runs
+
+
+def test_a_cell_that_training_cannot_take_is_left_out(run):
+    cells = run("accuracy", "--json", text=SCENARIO.replace("[0.1, 0.05]", "[0.1, 1e-40]"))
+    assert len(cells["cells"]) == 2 and any("1e-40" in sentence for sentence in cells["refusals"])
 
 
 def test_runs_that_diverge_are_counted(run):

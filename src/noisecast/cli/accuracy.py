@@ -1,8 +1,8 @@
 """`noisecast accuracy`: the forecast against training, over the grid of a scenario file."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,14 +20,14 @@ from noisecast.cli.forecast import (
     able_and_refused,
     moments_with,
 )
-from noisecast.cli.known_means import trained_on, what_is_not_known
 from noisecast.cli.output import TABLE_STYLE, Json, print_json, print_whole, to_reader, warn, whole_number
 from noisecast.cli.places import check_places
 from noisecast.cli.progress import share_progress
+from noisecast.cli.trained import trained_in_parts, trained_on, what_is_not_known
 from noisecast.figures import accuracy_picture, save
 from noisecast.files import written_whole
 from noisecast.printed import counted, number
-from noisecast.runners import Training
+from noisecast.runners import Training, repeats_of
 from noisecast.runners import answer as ask
 from noisecast.scenario import warnings_of
 from noisecast.scenario_file import read_scenario_file
@@ -73,7 +73,7 @@ def accuracy(
     check_places(output, figure)
     moments = moments_with(subsample, time_steps, full_covariance_features, most_runs)
     question = read_scenario_file(scenario)
-    able, refused = able_and_refused(question, moments)
+    able, refused = able_and_refused(question, [Training(), moments])
     insecure = question.insecure_seeds if seeds is None else None
     count = _num_seeds(seeds, question.num_seeds, insecure)
     most = MOST_SEEDS if most_seeds is None else most_seeds
@@ -83,25 +83,16 @@ def accuracy(
         raise ValueError("Expected --standard-error with --most-seeds: without it every cell has the same --seeds.")
     warn(changing_rates(able))
     warn(warnings_of(able))
-    with share_progress(f"Training {len(able)} cells {count} times, and forecasting") as progress:
-        asked = {"record_at": question.record_at, "num_seeds": count, "insecure_seeds": insecure}
-        with _said_where_interrupted(
-            f"Interrupted before every cell had its {count} seeds: none is kept. With fewer --seeds, --standard-error "
-            "trains on in rounds, and --output holds those that are done."
-        ):
-            table = ask(able, runners=[Training(), moments], progress=progress, **asked)
-    if output is not None:
-        write_table(table, output)
+    with share_progress(f"Forecasting {counted(len(able), 'cell')}") as progress:
+        table = ask(able, runners=[moments], record_at=question.record_at, progress=progress)
+    repeats, root = repeats_of(count, insecure)
+    record_at = sorted({*question.record_at, *(scenario.num_steps for scenario in able)})
+    with share_progress(f"Training {counted(len(able), 'cell')} {count} times") as progress:
+        parts = trained_in_parts(able, repeats, root, record_at, progress)
+        table = _last_of(accumulate(parts, _stacked, initial=table), output)
     if standard_error is not None:
         with share_progress(f"Training until each mean is known to {percent(standard_error)}") as progress:
-            # Hours of training: what an interrupted run has by then, the file holds.
-            rounds = trained_on(able, table, standard_error, count, most, question.record_at, progress)
-            kept = f"{output} holds the rounds before" if output else "nothing is kept without --output"
-            with _said_where_interrupted(f"Interrupted in a further round of training; {kept}."):
-                for after_round in rounds:
-                    table = after_round
-                    if output is not None:
-                        write_table(table, output)
+            table = _last_of(trained_on(able, table, standard_error, count, most, record_at, progress), output)
     frame = accuracy_picture.data(table)
     if figure is not None:
         with written_whole(figure) as temporary:
@@ -134,12 +125,29 @@ def accuracy(
             console.print(f"Written: {path}", soft_wrap=True)
 
 
-@contextmanager
-def _said_where_interrupted(sentence: str) -> Iterator[None]:
+def _stacked(*tables: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat(tables, ignore_index=True)
+
+
+def _last_of(tables: Iterable[pd.DataFrame], output: Path | None) -> pd.DataFrame:
+    """A growing table, grown. Hours of training: what an interrupted run has by then, the file holds."""
+    table = pd.DataFrame()
     try:
-        yield
+        for table in tables:
+            if output is not None:
+                write_table(table, output)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(sentence) from None
+        raise KeyboardInterrupt(_what_is_kept(table, output)) from None
+    return table
+
+
+def _what_is_kept(table: pd.DataFrame, output: Path | None) -> str:
+    if output is None:
+        return "Interrupted: nothing is kept without --output."
+    counts: Any = table[table["runner"] == Training.name].groupby("scenario")["seed"].nunique()
+    fewest, most = (0, 0) if counts.empty else (int(counts.min()), int(counts.max()))
+    runs = counted(most, "training run") if fewest == most else f"{fewest} to {most} training runs"
+    return f"Interrupted: {output} holds the forecast and {runs} of each cell."
 
 
 def _num_seeds(asked: int | None, in_file: int, insecure: Sequence[int] | None) -> int:

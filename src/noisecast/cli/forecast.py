@@ -24,7 +24,7 @@ from noisecast.optimizers import CONSTANT, Optimizer, with_learning_rate
 from noisecast.printed import counted, number
 from noisecast.privacy.accounting import epsilon_text, noise_text
 from noisecast.question import Question
-from noisecast.runners import Moments, refusals
+from noisecast.runners import Moments, Runner, refusals
 from noisecast.runners.moments import table_of
 from noisecast.runners.moments.forecast import Forecast
 from noisecast.scenario import Scenario, check_constant_rates, warnings_of
@@ -106,7 +106,7 @@ def forecast(
     _check_options(best, crossing, record, output, figure)
     moments = moments_with(subsample, time_steps, full_covariance_features, most_runs)
     question = read_scenario_file(scenario)
-    able, refused = able_and_refused(question, moments)
+    able, refused = able_and_refused(question, [moments])
     if best or crossing:
         check_constant_rates(able, "to search among")
     warn(changing_rates(able))
@@ -162,10 +162,10 @@ def moments_with(
     return Moments(**{name: value for name, value in given.items() if value is not None})
 
 
-def able_and_refused(question: Question, moments: Moments) -> tuple[list[Scenario], list[str]]:
-    """The scenarios that can be forecast, and why others cannot. Raises: ValueError where none can."""
-    able = [scenario for scenario in question.scenarios if moments.why_unsupported(scenario) is None]
-    refused = refusals(question.scenarios, [moments])
+def able_and_refused(question: Question, runners: Sequence[Runner]) -> tuple[list[Scenario], list[str]]:
+    """The scenarios that all runners can answer, and why others are left out. Raises: ValueError where all are."""
+    able = [s for s in question.scenarios if all(runner.why_unsupported(s) is None for runner in runners)]
+    refused = refusals(question.scenarios, runners)
     if not able:
         raise ValueError(" ".join(refused))
     return able, refused

@@ -16,7 +16,7 @@ from noisecast.scenario import Scenario
 # Moments reads the examples without noise and takes seconds a scenario: it is asked by name, `runners=[Moments()]`.
 RUNNERS: tuple[Runner, ...] = (Training(), Sde(), ClosedForm())
 
-__all__ = ["RUNNERS", "ClosedForm", "Moments", "Runner", "Sde", "Training", "answer", "refusals"]
+__all__ = ["RUNNERS", "ClosedForm", "Moments", "Runner", "Sde", "Training", "answer", "refusals", "repeats_of"]
 
 
 def answer(

@@ -1,9 +1,11 @@
-"""Rounds of further training until the mean final loss of each cell is known as well as was asked for."""
+"""Training for a comparison: in parts that an interruption leaves whole, and on until each mean is known."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from noisecast.figures import accuracy_picture
@@ -12,6 +14,29 @@ from noisecast.runners import Training
 from noisecast.scenario import Scenario
 
 MORE_SEEDS = 2**20  # their numbers: none of the first round
+
+
+def trained_in_parts(
+    scenarios: Sequence[Scenario],
+    repeats: Sequence[int],
+    root: RandomRoot,
+    record_at: Sequence[int],
+    progress: Callable[[float], None],
+) -> Iterator[pd.DataFrame]:
+    """The rows of training, some repeats of every scenario at a time, as soon as they are done.
+
+    At least as many repeats as one call takes side by side, and one for each core: no slower than all at once.
+    """
+    training, done = Training(), 0
+    at_once = max(os.cpu_count() or 1, *(len(some) for _, some in training.calls(scenarios, repeats)))
+    for part in np.array_split(repeats, max(1, len(repeats) // at_once)):
+        now = len(part)
+
+        def report(share: float, done=done, now=now) -> None:
+            progress((done + share * now) / len(repeats))
+
+        yield training.answer(scenarios, repeats=part.tolist(), root=root, record_at=record_at, progress=report)
+        done += now
 
 
 def trained_on(
@@ -23,10 +48,11 @@ def trained_on(
     record_at: Sequence[int],
     progress: Callable[[float], None],
 ) -> Iterator[pd.DataFrame]:
-    """The table after each further round, for cells whose mean last loss is known less well than to `share`.
+    """The table, then as it grows, for cells whose mean last loss is known less well than to `share`.
 
     Each round doubles the seeds of the cells that lack some. A cell in which a run diverged has no mean, and is left.
     """
+    yield table
     root, trained, done = RandomRoot.from_os_entropy(), num_seeds, 0
     while trained < most_seeds and not (lack := _lacking(_cells(table), share)).empty:
         lacking = [scenario for scenario in scenarios if scenario.id in lack.index]
@@ -37,10 +63,10 @@ def trained_on(
         def report(part: float, done=done, now=now, whole=done + ahead) -> None:
             progress((done + part * now) / whole)
 
-        more = Training().answer(lacking, repeats=repeats, root=root, record_at=record_at, progress=report)
+        for more in trained_in_parts(lacking, repeats, root, record_at, report):
+            table = pd.concat([table, more], ignore_index=True)
+            yield table
         done, trained = done + now, trained + len(repeats)
-        table = pd.concat([table, more], ignore_index=True)
-        yield table
 
 
 def what_is_not_known(cells: Any, share: float) -> str | None:
