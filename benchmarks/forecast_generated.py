@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from noisecast.cli.accuracy import percent, summary
-from noisecast.cli.known_means import trained_on
 from noisecast.cli.output import TABLE_STYLE
+from noisecast.cli.trained import trained_on
 from noisecast.figures import accuracy_picture
 from noisecast.forecasting import forecast_best
 from noisecast.privacy.mechanism import SampledGaussian

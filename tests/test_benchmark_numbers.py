@@ -207,9 +207,9 @@ def test_generated_data_are_what_they_are_called(name):
     again = forecast_generated.problem_of(name)
     assert problem.fingerprint == again.fingerprint and problem.test is not None
     low, high = (0.1, 0.2) if name in forecast_generated.OFFSETS else (0.2, 0.8)
-    low, high = (0.02, 0.03) if name == "rare-label" else (low, high)
+    low, high = (0.02, 0.03) if name in ("rare-label", "rare-events") else (low, high)
     assert low < float(np.mean(problem.train.labels)) < high
-    assert (problem.num_examples < problem.num_features) == (name == "wide")
+    assert (problem.num_examples < problem.num_features) == (name in ("wide", "wide-dense", "expression"))
 
 
 def test_cells_are_trained_until_they_are_known(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
@@ -10,7 +11,7 @@ from cli_inputs import SCENARIO
 
 from noisecast.advice.prediction import Prediction
 from noisecast.cli import main
-from noisecast.cli.accuracy import _farthest, what_may_be_chance
+from noisecast.cli.accuracy import _chances, what_may_be_chance
 from noisecast.cli.accuracy import summary as summary_of
 from noisecast.cli.forecast import NON_PRIVATE, loss_text
 from noisecast.forecasting.outcome import BAND
@@ -290,11 +291,14 @@ def test_answer_may_ask_for_the_forecast(run):
 
 def test_accuracy_says_which_errors_may_be_chance():
     found = {"num_cells": 18, "median": 0.004, "median_standard_error": 0.004}
-    found |= {"farthest": 2.9, "chance_of_farthest": 0.1, "std_known_to": 0.1, "median_error_of_std": 0.3}
+    found |= {"chance_beyond_two": 0.046, "farthest": 2.9, "chance_of_farthest": 0.1}
+    found |= {"std_known_to": 0.1, "median_error_of_std": 0.3}
     assert [s.split(",")[0] for s in what_may_be_chance(found | {"num_beyond_two": 4})] == [
         "4 of 18 cells lie beyond two standard errors",
         "Most other errors may be chance: give more --seeds to see smaller ones.",
     ]
+    of_three_seeds = what_may_be_chance(found | {"num_beyond_two": 4, "chance_beyond_two": 0.18})
+    assert of_three_seeds[0].startswith("Most of these errors may be chance")
     assert what_may_be_chance(found | {"num_beyond_two": 1})[0].startswith("Most of these errors may be chance")
     assert what_may_be_chance(found | {"num_beyond_two": 1, "median": 0.01}) == []
     far = found | {"num_beyond_two": 1, "farthest": 16.1, "chance_of_farthest": 1e-20}
@@ -305,9 +309,10 @@ def test_accuracy_says_which_errors_may_be_chance():
     ]
 
 
-def test_the_farthest_error_is_judged_by_its_seeds_and_by_how_many_cells_there_are():
+def test_errors_are_judged_by_their_seeds_and_by_how_many_cells_there_are():
     cells = pd.DataFrame({"standard_errors": [0.5, -6.0, 3.0], "num_seeds": [64, 3, 64]})
-    found = _farthest(cells)  # 6 standard errors of three seeds are less than 3 of 64
+    found = _chances(cells)  # 6 standard errors of three seeds are less than 3 of 64
     assert found["farthest"] == 3.0
     assert found["chance_of_farthest"] == pytest.approx(3 * 2 * scipy.stats.t.sf(3.0, 63))
-    assert _farthest(cells[:0])["farthest"] is None
+    assert found["chance_beyond_two"] == pytest.approx(2 * np.mean([scipy.stats.t.sf(2, n) for n in (63, 2, 63)]))
+    assert _chances(cells[:0])["farthest"] is None

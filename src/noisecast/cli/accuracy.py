@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pandas as pd
 from cyclopts import Parameter
 from rich.table import Table
-from scipy.special import bdtrc, ndtr, stdtr
+from scipy.special import bdtrc, stdtr
 
 from noisecast.cli.answer import changing_rates, schedules_of
 from noisecast.cli.forecast import (
@@ -91,7 +91,7 @@ def accuracy(
         parts = trained_in_parts(able, repeats, root, record_at, progress)
         table = _last_of(accumulate(parts, _stacked, initial=table), output)
     if standard_error is not None:
-        with share_progress(f"Training until each mean is known to {percent(standard_error)}") as progress:
+        with share_progress(f"Training until each mean is known to {100 * standard_error:.2g} %") as progress:
             table = _last_of(trained_on(able, table, standard_error, count, most, record_at, progress), output)
     frame = accuracy_picture.data(table)
     if figure is not None:
@@ -172,9 +172,10 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
 
     Returns: by name, of the last step: num_cells; num_left_out, in which a seed or the forecast diverged;
       num_extrapolated and num_simulated among the compared; median, percentile_95 and worst |error|; worst_of_others,
-      that are not extrapolated; within_1_percent, within_5_percent,
-      shares of cells; median_standard_error of the trained means; num_beyond_two, errors beyond two standard errors;
-      farthest, in standard errors, the error least like chance; chance_of_farthest, at most, that one cell lies there;
+      that are not extrapolated; within_1_percent, within_5_percent, shares of cells; median_standard_error of the
+      trained means; num_beyond_two, errors beyond two standard errors, and chance_beyond_two, a cell's to lie there
+      were the forecast perfect; farthest, in standard errors, the error least like chance; chance_of_farthest, at most,
+      that one cell lies there;
       median_error_of_std, worst_error_of_std, of the standard deviation over runs, and std_known_to, to what share the
       trained seeds know it; and curve_median, of |error| at all recorded steps after the start. None where nothing is
       compared.
@@ -201,7 +202,7 @@ def summary(frame: pd.DataFrame) -> dict[str, Any]:
         "within_5_percent": (errors <= 0.05).mean(),
         "median_standard_error": (compared["trained_sem"] / compared["trained_mean"].abs()).median(),
         "num_beyond_two": int((compared["standard_errors"].abs() > 2).sum()),
-        **_farthest(compared),
+        **_chances(compared),
         "curve_median": cells_of_curves["error"].abs().median(),
         "median_error_of_std": None if spreads.empty else spreads.median(),
         "worst_error_of_std": None if spreads.empty else spreads.max(),
@@ -214,14 +215,18 @@ def _std_known_to(num_seeds: float) -> float | None:
     return 1 / math.sqrt(2 * (num_seeds - 1)) if num_seeds > 1 else None
 
 
-def _farthest(compared: Any) -> dict[str, float | None]:
-    """By Student's t of each cell's seeds, and Bonferroni."""
+def _chances(compared: Any) -> dict[str, float | None]:
+    """By Student's t of each cell's seeds; of the farthest of all cells by Bonferroni."""
     known = compared[compared["standard_errors"].notna() & (compared["num_seeds"] > 1)]
     if known.empty:
-        return {"farthest": None, "chance_of_farthest": None}
-    away = known["standard_errors"].abs().to_numpy(float)
-    chances = 2 * stdtr(known["num_seeds"].to_numpy(float) - 1, -away)
-    return {"farthest": float(away[chances.argmin()]), "chance_of_farthest": min(1.0, len(known) * chances.min())}
+        return {"chance_beyond_two": None, "farthest": None, "chance_of_farthest": None}
+    away, degrees = known["standard_errors"].abs().to_numpy(float), known["num_seeds"].to_numpy(float) - 1
+    chances = 2 * stdtr(degrees, -away)
+    return {
+        "chance_beyond_two": float(2 * stdtr(degrees, -2.0).mean()),
+        "farthest": float(away[chances.argmin()]),
+        "chance_of_farthest": min(1.0, len(known) * chances.min()),
+    }
 
 
 def what_may_be_chance(found: dict[str, Any]) -> list[str]:
@@ -229,7 +234,7 @@ def what_may_be_chance(found: dict[str, Any]) -> list[str]:
     if not found["num_cells"]:
         return []
     beyond, count, sentences = found["num_beyond_two"], found["num_cells"], []
-    if beyond and bdtrc(beyond - 1, count, 2 * ndtr(-2)) < 0.01:
+    if beyond and bdtrc(beyond - 1, count, found["chance_beyond_two"]) < 0.01:
         sentences.append(f"{beyond} of {count} cells lie beyond two standard errors, more than chance puts there.")
     elif found["chance_of_farthest"] is not None and found["chance_of_farthest"] < 0.01:
         sentences.append(f"One cell lies {found['farthest']:.0f} standard errors off, farther than chance takes any.")
